@@ -1,0 +1,90 @@
+"""Run neural networks in less memory than their weights need.
+
+The public names; each is imported when it is first used, so that running a chain loads nothing that only building needs.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trt_layering.building import Built, build
+    from trt_layering.errors import (
+        BackendError,
+        BudgetError,
+        BuildError,
+        ClosedError,
+        ConfigError,
+        CorruptError,
+        ForeignError,
+        InputError,
+        LayeringError,
+        MemoryLimitError,
+        ModelError,
+        NotBuiltError,
+        ReadError,
+        StoreError,
+        UsageError,
+    )
+    from trt_layering.runtime.chain import Chain, open_chain
+    from trt_layering.runtime.footprint import Footprint, footprint
+    from trt_layering.runtime.loader import LoaderOptions
+    from trt_layering.verification import Verification, verify
+
+__version__ = "0.1.0"
+
+_ERRORS = (
+    "BackendError", "BudgetError", "BuildError", "ClosedError", "ConfigError", "CorruptError", "ForeignError",
+    "InputError", "LayeringError", "MemoryLimitError", "ModelError", "NotBuiltError", "ReadError", "StoreError",
+    "UsageError",
+)  # fmt: skip
+_HOMES = {
+    **dict.fromkeys(_ERRORS, "errors"),
+    "Built": "building",
+    "Chain": "runtime.chain",
+    "Footprint": "runtime.footprint",
+    "LoaderOptions": "runtime.loader",
+    "Verification": "verification",
+    "build": "building",
+    "footprint": "runtime.footprint",
+    "open_chain": "runtime.chain",
+    "verify": "verification",
+}
+
+__all__ = [
+    "BackendError",
+    "BudgetError",
+    "BuildError",
+    "Built",
+    "Chain",
+    "ClosedError",
+    "ConfigError",
+    "CorruptError",
+    "Footprint",
+    "ForeignError",
+    "InputError",
+    "LayeringError",
+    "LoaderOptions",
+    "MemoryLimitError",
+    "ModelError",
+    "NotBuiltError",
+    "ReadError",
+    "StoreError",
+    "UsageError",
+    "Verification",
+    "build",
+    "footprint",
+    "open_chain",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,125 @@
+"""Prepares a model for ONNX Runtime's CPU provider on this machine, and writes its blocks.
+
+May import the graph room, onnx, onnx-ir and onnxruntime. A graph that ONNX Runtime refuses raises BackendError.
+
+Preparing is ONNX Runtime's own optimisation with the real weights: fusions, constants folded, convolutions in blocked
+layouts with reordered weights. Blocks are cut inside the prepared graph, so seams cost neither fusions nor layouts. A
+model too large for the memory given is prepared with its large plain matrices left outside, which ONNX Runtime would not
+change anyway, and if it is still too large, in several windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+from pathlib import Path
+
+import onnx_ir as ir
+
+from trt_layering.backends.base import Progress
+from trt_layering.backends.onnxruntime import machine
+from trt_layering.backends.onnxruntime.session import learn_types, open_session
+from trt_layering.graph.blocks import Cutter
+from trt_layering.graph.cuts import choose_cuts, find_cuts
+from trt_layering.graph.model import normalise
+from trt_layering.store.manifest import WEIGHTS_FILE
+
+_COPIES = 4  # of a window's weights that are in memory at worst: ours, the session's, reordered, on the way to the file
+_WINDOWS = 16  # the part of the memory that one of several windows may have
+_LEFT_OUT_FROM = 64 * 1024
+_AS_THEY_ARE = {"MatMul": (1,), "Gemm": (1,), "Gather": (0,), "LSTM": (1, 2), "GRU": (1, 2)}
+"""Inputs whose weights ONNX Runtime uses as they are."""
+
+
+def windows(model: ir.Model, memory: int, left_out: Set[str] = frozenset()) -> Iterator[ir.Model]:
+    """Consecutive parts of `model`, sharing its tensors, as large as `memory` bytes allow; often one.
+
+    Weights in `left_out` count for nothing.
+    """
+    sizes = {n: v.const_value.nbytes for n, v in model.graph.initializers.items() if v.const_value and n not in left_out}
+    stops = []
+    if sum(sizes.values()) * _COPIES > memory:
+        stops = choose_cuts(model.graph, find_cuts(model.graph), memory // _WINDOWS, sizes)
+    cutter = Cutter(model)
+    bounds = [0, *stops, len(model.graph)]
+    for start, stop in zip(bounds, bounds[1:], strict=False):
+        yield cutter.extract(start, stop)
+
+
+class OnnxRuntimeBuilder:
+    """See `backends.base.Builder`."""
+
+    name = "onnxruntime"
+    suffix = ".onnx"
+
+    version = staticmethod(machine.version)
+    fingerprint = staticmethod(machine.fingerprint)
+
+    def prepare(self, model: ir.Model, work: Path, memory: int, progress: Progress) -> list[ir.Model]:
+        """Windows of `model` as ONNX Runtime optimises them, typed; their folded weights are files in `work`."""
+        total = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value)
+        left_out = frozenset() if total * _COPIES <= memory else _plain_matrices(model.graph)
+        parts = list(windows(model, memory, left_out))
+        prepared = []
+        for index, part in enumerate(parts):
+            progress("prepare", index, len(parts))
+            prepared.append(_prepare(part, work / f"window-{index}.onnx", left_out))
+            if len(parts) > 1:
+                _rename_inner(prepared[-1], f"window-{index}/", left_out)
+        progress("prepare", len(parts), len(parts))
+        return prepared
+
+    def write_engine(self, block: ir.Model, path: Path, places: Mapping[str, tuple[int, int]]) -> None:
+        """Write `block` as an ONNX model whose weights in `places` are external data in `weights.bin`."""
+        for name, (offset, length) in places.items():
+            value = block.graph.initializers[name]
+            tensor = value.const_value
+            assert tensor is not None
+            value.const_value = ir.ExternalTensor(
+                WEIGHTS_FILE, offset, length, tensor.dtype, shape=ir.Shape(tensor.shape), name=name, base_dir=path.parent
+            )
+        used = {node.domain for node in block.graph.all_nodes()}
+        for domain in [domain for domain in block.graph.opset_imports if domain not in used and domain]:
+            del block.graph.opset_imports[domain]
+        ir.save(block, path)
+
+
+def _plain_matrices(graph: ir.Graph) -> frozenset[str]:
+    """Large weights of which every use is one that takes them as they are."""
+    names = set()
+    for name, value in graph.initializers.items():
+        uses = value.uses()
+        large = value.const_value is not None and value.const_value.nbytes >= _LEFT_OUT_FROM
+        if large and all(i in _AS_THEY_ARE.get(node.op_type, ()) and node.domain == "" for node, i in uses):
+            names.add(name)
+    return frozenset(names)
+
+
+def _prepare(part: ir.Model, saved: Path, left_out: Set[str]) -> ir.Model:
+    """`part` optimised; `left_out` weights are inputs meanwhile, so that nothing can depend on their values."""
+    outside = {}
+    for name in [name for name in part.graph.initializers if name in left_out]:
+        value = part.graph.initializers.pop(name)
+        tensor = value.const_value
+        assert tensor is not None
+        value.type, value.shape, value.const_value = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape), None
+        part.graph.inputs.append(value)
+        outside[name] = tensor
+    open_session(part, optimise=True, saved=saved)
+    prepared = ir.load(saved)
+    learn_types(prepared, saved)
+    for value in [value for value in prepared.graph.inputs if value.name in outside]:
+        prepared.graph.inputs.remove(value)
+        value.const_value = outside[value.name or ""]
+        prepared.graph.register_initializer(value)
+    normalise(prepared)
+    return prepared
+
+
+def _rename_inner(window: ir.Model, prefix: str, left_out: Set[str]) -> None:
+    """Make names unique among windows, except of what they share."""
+    shared = {*window.graph.inputs, *window.graph.outputs}
+    values = [value for node in window.graph for value in node.outputs]
+    values += [value for name, value in window.graph.initializers.items() if name not in left_out]
+    for value in values:
+        if value not in shared and value.name:
+            value.name = prefix + value.name

@@ -1,0 +1,211 @@
+"""Opens and executes blocks on ONNX Runtime's CPU provider. Imports onnxruntime and numpy, nothing of onnx.
+
+Every failure of ONNX Runtime is raised as BackendError, a failed allocation as MemoryLimitError.
+
+All engines of the process share one thread pool and one allocator, both ONNX Runtime's own: scratch is as large as one
+block needs, not as all do. It is kept between executions, since taking it anew costs page faults each time.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from trt_layering.backends.onnxruntime import machine
+from trt_layering.errors import BackendError, LayeringError, MemoryLimitError
+from trt_layering.store.manifest import Block
+
+Array = np.ndarray[Any, Any]
+
+PROVIDERS = ["CPUExecutionProvider"]
+_ALLOCATOR = {
+    "max_mem": 0,
+    "arena_extend_strategy": 1,  # as much as was asked for, not the next power of two
+    "initial_chunk_size_bytes": 256 * 1024,
+    "max_dead_bytes_per_chunk": 64 * 1024,
+}
+_BFLOAT16 = 16
+_IDENTITY = (
+    b'\x08\x08\x12\x00:7\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x01gZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08'
+    b"\x01b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\r"
+)
+"""A model that copies one float32: executed to make ONNX Runtime give its unused scratch back."""
+
+
+@functools.cache
+def _share_process_state() -> tuple[str, ...]:
+    """Make the process's thread pool and allocator; returns what could not be had, in words."""
+    info = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    ort.create_and_register_allocator(info, ort.OrtArenaCfg(_ALLOCATOR))
+    if not hasattr(ort, "set_global_thread_pool_sizes"):
+        return (f"one thread pool for each block, since ONNX Runtime {ort.__version__} cannot share one from Python",)
+    try:
+        ort.set_global_thread_pool_sizes(0, 1)
+    except Exception as error:
+        if "already been created" not in str(error):
+            return (f"one thread pool for each block, since ONNX Runtime gave no shared one: {error}",)
+    return ()
+
+
+def session_options(fallbacks: tuple[str, ...]) -> ort.SessionOptions:
+    """Options for a block's session as it is: no further optimisation, shared allocator and, if to be had, threads."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    options.enable_mem_pattern = False
+    options.use_per_session_threads = bool(fallbacks)
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.use_env_allocators", "1")
+    options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
+    return options
+
+
+@contextmanager
+def reported(where: str) -> Iterator[None]:
+    """Turns what ONNX Runtime raises inside into ours."""
+    try:
+        yield
+    except LayeringError:
+        raise
+    except Exception as error:
+        text = str(error)
+        if isinstance(error, MemoryError) or "Failed to allocate" in text or "bad_alloc" in text:
+            raise MemoryLimitError(
+                "ONNX Runtime could not allocate memory", where=where, remedy="lower the budget or the input's size"
+            ) from error
+        raise BackendError(
+            f"ONNX Runtime refused: {text}", where=where, remedy="check the input's shapes; if they are right, rebuild"
+        ) from error
+
+
+class OnnxRuntime:
+    """The ONNX Runtime side of one open chain."""
+
+    def __init__(self) -> None:
+        with reported("ONNX Runtime's process state"):
+            shared = _share_process_state()
+        self._shared = shared
+        self.fallbacks = list(shared)
+
+    version = staticmethod(machine.version)
+    fingerprint = staticmethod(machine.fingerprint)
+
+    def open_streamed(
+        self, folder: Path, block: Block, weights: Mapping[str, Array], buffers: Mapping[str, ort.OrtValue]
+    ) -> OnnxRuntimeEngine:
+        """An engine over `weights` where they lie; see `backends.base.Runtime`."""
+        options = session_options(self._shared)
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        values = {name: tensor_over(array) for name, array in weights.items()}
+        for name, value in values.items():
+            options.add_initializer(name, value)
+        return self._open(folder, block, options, values, buffers)
+
+    def open_resident(
+        self, folder: Path, block: Block, weights: Mapping[str, Array], buffers: Mapping[str, ort.OrtValue]
+    ) -> OnnxRuntimeEngine:
+        """An engine with its own copy of `weights`, prepacked where kernels gain by it."""
+        options = session_options(self._shared)
+        if weights:
+            options.add_external_initializers(list(weights), [tensor_over(array) for array in weights.values()])
+        return self._open(folder, block, options, {}, buffers)
+
+    def _open(
+        self,
+        folder: Path,
+        block: Block,
+        options: ort.SessionOptions,
+        weights: Mapping[str, ort.OrtValue],
+        buffers: Mapping[str, ort.OrtValue],
+    ) -> OnnxRuntimeEngine:
+        with reported(f"{block.name} ({folder / block.file})"):
+            session = ort.InferenceSession(str(folder / block.file), options, providers=PROVIDERS)
+            return OnnxRuntimeEngine(session, block, weights, buffers)
+
+    def wrap(self, array: Array) -> ort.OrtValue:
+        """ONNX Runtime's tensor over `array`; strings are copied."""
+        return tensor_over(array)
+
+    def unwrap(self, tensor: ort.OrtValue) -> Array:
+        """A copy of `tensor` that the caller owns."""
+        return np.array(tensor.numpy())
+
+    def close(self) -> None:
+        """Make the shared allocator give back what no engine uses."""
+        gc.collect()
+        with reported("giving scratch memory back"):
+            session = ort.InferenceSession(_IDENTITY, session_options(self._shared), providers=PROVIDERS)
+            shrink = ort.RunOptions()
+            shrink.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+            session.run(None, {"x": np.zeros(1, np.float32)}, shrink)
+
+
+class OnnxRuntimeEngine:
+    """One block's session. Owns the session; borrows weights and buffers."""
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        block: Block,
+        weights: Mapping[str, ort.OrtValue],
+        buffers: Mapping[str, ort.OrtValue],
+    ) -> None:
+        self._where = f"{block.name} ({block.file})"
+        self._session: ort.InferenceSession | None = session
+        self._weights = weights  # the session keeps bare addresses of these
+        self._inputs = [value.name for value in block.inputs]
+        self._outputs = [value.name for value in block.outputs]
+        self._buffers = {name: buffers[name] for name in (*self._inputs, *self._outputs) if name in buffers}
+        self._binding = session.io_binding()
+        self._loose = [name for name in self._inputs if name not in buffers]
+        self._bind_inputs({} if self._loose else self._buffers)
+        for name in self._outputs:
+            if name in buffers:
+                self._binding.bind_ortvalue_output(name, buffers[name])
+
+    def _bind_inputs(self, tensors: Mapping[str, ort.OrtValue]) -> None:
+        for name in self._inputs if tensors else ():
+            self._binding.bind_ortvalue_input(name, tensors[name])
+
+    def execute(self, live: Mapping[str, ort.OrtValue], into: Mapping[str, ort.OrtValue]) -> dict[str, ort.OrtValue]:
+        """Execute the block; see `backends.base.Engine`."""
+        if self._session is None:
+            raise BackendError("the engine is closed", where=self._where)
+        with reported(self._where):
+            if all(name in self._buffers or name in into for name in self._outputs):
+                return self._execute_in_place(self._session, live, into)
+            results = self._session.run_with_ort_values(self._outputs, {name: live[name] for name in self._inputs})
+            return dict(zip(self._outputs, results, strict=True))
+
+    def _execute_in_place(
+        self, session: ort.InferenceSession, live: Mapping[str, ort.OrtValue], into: Mapping[str, ort.OrtValue]
+    ) -> dict[str, ort.OrtValue]:
+        if self._loose:
+            self._bind_inputs({name: live[name] for name in self._inputs})
+        for name, tensor in into.items():
+            self._binding.bind_ortvalue_output(name, tensor)
+        session.run_with_iobinding(self._binding)
+        if self._loose:
+            self._binding.clear_binding_inputs()  # a binding would keep its tensors until the next sweep
+        return {**{name: self._buffers[name] for name in self._outputs if name in self._buffers}, **into}
+
+    def close(self) -> None:
+        """Drop the session and everything it refers to."""
+        self._session = None
+        self._binding = None
+        self._weights = {}
+        self._buffers = {}
+
+
+def tensor_over(array: Array) -> ort.OrtValue:
+    """A tensor over `array`'s memory, which must outlive it."""
+    if array.dtype.name == "bfloat16":
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), _BFLOAT16)
+    return ort.OrtValue.ortvalue_from_numpy(array)

@@ -1,0 +1,104 @@
+"""Work in a process of its own: where memory can be measured, and where running out of it ends only that process.
+
+May import errors. What the child raises of ours is raised here; a child that dies otherwise raises BuildError.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trt_layering import errors
+
+Feeds = dict[str, np.ndarray[Any, Any]]
+Work = Callable[[dict[str, Any]], Any]
+
+
+def call(work: Work, task: Mapping[str, Any]) -> Any:
+    """`work(task)` in a new Python process that the kernel would end before this one.
+
+    `work` is a function of a module; `task` and what it returns must be plain JSON.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", __name__, f"{work.__module__}:{work.__qualname__}"],
+        input=json.dumps(task), capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+    )  # fmt: skip
+    try:
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        answer = {}
+    if "error" in answer:
+        raise getattr(errors, answer["error"])(answer["what"], where=answer["where"], remedy=answer["remedy"])
+    if done.returncode == 0 and "result" in answer:
+        return answer["result"]
+    how = f"was ended by signal {-done.returncode}" if done.returncode < 0 else f"ended with status {done.returncode}"
+    raise errors.BuildError(
+        f"a process of the build {how}: {done.stderr.strip()[-2000:] or 'it said nothing'}",
+        where=work.__module__,
+        remedy="signal 9 mostly means that memory ran out: build with less --memory, or stop other programs",
+    )
+
+
+def main() -> None:
+    """The child: a task on standard input, the result on the last line of standard output."""
+    _offer_to_the_kernel()
+    module, _, name = sys.argv[1].partition(":")
+    work = getattr(importlib.import_module(module), name)
+    try:
+        print(json.dumps({"result": work(json.load(sys.stdin))}))
+    except errors.LayeringError as error:
+        kind = "BuildError" if isinstance(error, errors.BudgetError) else type(error).__name__
+        print(json.dumps({"error": kind, "what": error.what, "where": error.where, "remedy": error.remedy}))
+        sys.exit(error.exit_status)
+
+
+def _offer_to_the_kernel() -> None:
+    try:
+        Path("/proc/self/oom_score_adj").write_text("800")
+    except OSError:
+        return
+
+
+def save_arrays(file: Path, trials: Sequence[Feeds]) -> None:
+    """Write named arrays, any number of sets of them; strings and dtypes that numpy lacks included."""
+    names = [[[name, array.dtype.name] for name, array in feeds.items()] for feeds in trials]
+    arrays = [_plain(array) for feeds in trials for array in feeds.values()]
+    np.savez(file, names=np.array(json.dumps(names)), **{f"a{n}": array for n, array in enumerate(arrays)})
+
+
+def load_arrays(file: Path) -> list[Feeds]:
+    """What `save_arrays` wrote."""
+    with np.load(file) as archive:
+        arrays = (archive[f"a{n}"] for n in range(len(archive.files) - 1))
+        return [
+            {name: _restored(next(arrays), dtype) for name, dtype in feeds} for feeds in json.loads(str(archive["names"]))
+        ]
+
+
+def _plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    if array.dtype.kind == "O":
+        return array.astype(str)
+    return array if array.dtype.isbuiltin == 1 else array.view(f"u{array.dtype.itemsize}")
+
+
+def _restored(array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
+    if dtype == "object":
+        return array.astype(object)
+    if array.dtype.name == dtype or array.dtype.kind == "U":
+        return array
+    import ml_dtypes
+
+    return array.view(getattr(ml_dtypes, dtype))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,285 @@
+"""The command `trt-layering`: one function a verb; the heavy imports are inside those.
+
+May import everything. Nothing leaves `main` but an exit status: 0 done, 1 failed, 2 usage or configuration, 3 does not
+fit the budget, 4 store corrupt or built for something else, 130 interrupted, 141 nobody reads the output. What a person
+reads goes to standard output, or with --json one object; progress and errors go to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from trt_layering import arguments
+from trt_layering.errors import LayeringError, UsageError
+from trt_layering.shapes import format_shape
+from trt_layering.table import columns
+from trt_layering.terminal import Result, Terminal, explain, leave_quietly
+from trt_layering.units import format_size
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from trt_layering.config import Model
+
+
+_INTERRUPTED = 130
+_NOBODY_READS = 141
+_SECONDS_BETWEEN_LINES = 3.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status; `argv` is without the program's name, None for the process's own."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    terminal = Terminal(as_json="--json" in words)
+    try:
+        with terminal.only_results_on_stdout():
+            options = arguments.parser(_VERBS).parse_args(words)
+            result: Result = options.verb(options)
+        terminal.show(result)
+        return result.status
+    except BrokenPipeError:
+        return leave_quietly()
+    except KeyboardInterrupt:
+        return terminal.failed(LayeringError("interrupted"), _INTERRUPTED)
+    except SystemExit as leave:
+        return _flushed(leave.code)
+    except Exception as error:
+        return _report(terminal, error)
+
+
+def _report(terminal: Terminal, error: Exception) -> int:
+    if os.environ.get("TRT_LAYERING_TRACEBACK"):
+        traceback.print_exception(error, file=sys.stderr)
+    explained = explain(error)
+    try:
+        return terminal.failed(explained, explained.exit_status)
+    except BrokenPipeError:
+        return leave_quietly()
+
+
+def _flushed(code: object) -> int:
+    """argparse leaves this way after --help and --version."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return leave_quietly()
+    return code if isinstance(code, int) else 0
+
+
+class Progress:
+    """Shows how far long work is, called with stage, done, total: bars on a terminal, else a line every few seconds."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._bars: Any = None
+        self._tasks: dict[str, Any] = {}
+        self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
+
+    def __enter__(self) -> Progress:
+        if self._stream.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+            parts = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+            self._bars = Progress(*parts, console=Console(file=self._stream))
+            self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        if self._bars is not None:
+            if stage not in self._tasks:
+                self._tasks[stage] = self._bars.add_task(stage, total=total or None)
+            self._bars.update(self._tasks[stage], completed=done, total=total or None)
+        elif time.monotonic() >= self._next_line:
+            share = f"{done / total:4.0%}" if total else f"{done}"
+            print(f"{stage}: {share}", file=self._stream, flush=True)
+            self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
+
+
+def build(options: argparse.Namespace) -> Result:
+    """Build the chain of one ONNX file, or of every model of a deployment (with --name: of that one)."""
+    repository, models = arguments.models_to_build(options)
+    told = [_build(model, repository) for model in models]
+    lines = []
+    for one in told:
+        lines += [
+            f"built {one['name']} version {one['version']} in {one['seconds']:.1f} s: {one['path']}",
+            f"  {one['blocks']} blocks, {format_size(one['weights_bytes'])} of weights; "
+            f"runs in {format_size(one['floor_bytes'])} or more",
+            f"  differs from the uncut model by {one['max_abs_diff']:.3g} (largest output {one['max_abs_output']:.3g})",
+        ]
+    return Result({"models": told}, lines)
+
+
+def _build(model: Model, repository: str) -> dict[str, Any]:
+    import trt_layering as tl
+    from trt_layering.config import resolve_model
+
+    begin = time.monotonic()
+    with Progress(sys.stderr) as progress:
+        built = tl.build(
+            resolve_model(model.onnx), name=model.name, repository=repository, backend=model.backend,
+            block_size=int(model.block_size), precision=model.precision,
+            shapes={name: shape.for_build() for name, shape in model.shapes.items()} or None,
+            optimise=model.optimise, split=model.split, memory=int(model.build_memory), progress=progress,
+        )  # fmt: skip
+    manifest, path = built.manifest, Path(built.path)
+    return {
+        "name": model.name, "version": int(path.name), "path": str(path), "seconds": time.monotonic() - begin,
+        "backend": manifest.backend.name, "precision": manifest.precision, "blocks": len(manifest.blocks),
+        "weights_bytes": manifest.weights_bytes, "floor_bytes": tl.floor(model.name, repository=repository).total,
+        "max_abs_diff": manifest.check.max_abs_diff, "max_abs_output": manifest.check.max_abs_output,
+    }  # fmt: skip
+
+
+def run(options: argparse.Namespace) -> Result:
+    """Open a chain, run it, and tell what came out, how long it took and what memory it took."""
+    target = arguments.Target.of(options)
+    if options.iterations < 1:
+        raise UsageError(f"--iterations must be 1 or more, not {options.iterations}")
+    import trt_layering as tl
+    from trt_layering import inputs
+    from trt_layering.runtime import meter
+
+    loader = tl.LoaderOptions(**{**target.loader, **arguments.loader_flags(options)})
+    shapes, pixels = arguments.shapes(options.shape), arguments.pixels(options)
+    with tl.open_chain(
+        target.name, repository=target.repository, budget=target.budget, version=target.version, loader=loader
+    ) as chain:
+        if options.input:
+            feeds = inputs.load(options.input, chain.inputs, shapes=shapes, pixels=pixels)
+        else:
+            feeds = inputs.seeded(chain.inputs, shapes, options.seed)
+        seconds = []
+        with Progress(sys.stderr) as progress:
+            for done in range(options.iterations):
+                begin = time.perf_counter()
+                outputs = chain.run(feeds)
+                seconds.append(time.perf_counter() - begin)
+                progress("runs", done + 1, options.iterations)
+        stats = chain.stats()
+    if options.output:
+        _write(Path(options.output), outputs)
+    return _ran(target.name, outputs, seconds, stats, meter.peak_rss_bytes())
+
+
+def _ran(
+    name: str, outputs: Mapping[str, Any], seconds: Sequence[float], stats: Mapping[str, Any], peak: int
+) -> Result:
+    told = {key: _summary(array) for key, array in outputs.items()}
+    first, median = seconds[0], statistics.median(seconds[1:] or seconds)
+    data = {
+        "name": name, "iterations": len(seconds), "first_ms": first * 1e3, "median_ms": median * 1e3,
+        "process_peak_bytes": peak, "outputs": told, "stats": dict(stats),
+    }  # fmt: skip
+    rows = [("first run", f"{first * 1e3:.2f} ms"), ("later runs, median", f"{median * 1e3:.2f} ms")][: len(seconds)]
+    for words, key in (("waited for weights", "stall_seconds"), ("executed", "execute_seconds")):
+        rows.append((f"{words}, all runs", f"{stats[key] * 1e3:.2f} ms"))
+    for key in ("budget", "floor", "arena", "resident"):
+        if stats.get(f"{key}_bytes"):
+            rows.append((key, format_size(stats[f"{key}_bytes"])))
+    rows.append(("whole process, peak", format_size(peak)))
+    notes = [f"note: {note}" for note in stats["fallbacks"]]
+    return Result(data, [*columns([_output_row(key, part) for key, part in told.items()]), *columns(rows), *notes])
+
+
+def _output_row(name: str, told: Mapping[str, Any]) -> tuple[str, ...]:
+    numbers = "" if told["min"] is None else f"min {told['min']:.6g}  max {told['max']:.6g}"
+    return name, told["dtype"], format_shape(told["shape"]), numbers
+
+
+def _summary(array: np.ndarray[Any, Any]) -> dict[str, Any]:
+    told: dict[str, Any] = {"dtype": str(array.dtype), "shape": list(array.shape), "min": None, "max": None}
+    if array.size and array.dtype.kind != "O":
+        with contextlib.suppress(TypeError, ValueError):
+            told |= {"min": float(array.min()), "max": float(array.max())}
+    return told
+
+
+def _write(path: Path, outputs: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """All outputs as a .npz, or the only one as a .npy; plain arrays, no pickles."""
+    import zipfile
+
+    import numpy as np
+
+    plain = {name: array.astype(str) if array.dtype.kind == "O" else array for name, array in outputs.items()}
+    if path.suffix == ".npy" and len(plain) == 1:
+        np.save(path, next(iter(plain.values())), allow_pickle=False)
+    elif path.suffix == ".npz":
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, array in plain.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                    np.lib.format.write_array(entry, np.ascontiguousarray(array), allow_pickle=False)
+    else:
+        raise UsageError(f"cannot write {len(plain)} outputs to {path.name!r}", remedy="name a .npz file")
+
+
+def verify(options: argparse.Namespace) -> Result:
+    """Compare a chain's outputs with the uncut model's; status 1 if they differ by more than is allowed."""
+    target = arguments.Target.of(options)
+    onnx = options.onnx or target.onnx
+    if onnx is None:
+        raise UsageError("verify needs the uncut model", remedy="add --onnx MODEL.onnx")
+    from trt_layering.config import resolve_model
+    from trt_layering.verify import verify as compare
+
+    limits = {key: value for key, value in (("atol", options.atol), ("rtol", options.rtol)) if value is not None}
+    found = compare(target.name, onnx=resolve_model(onnx), repository=target.repository, budget=target.budget, **limits)
+    data = {
+        "name": target.name, "onnx": str(onnx), "passed": found.passed, "max_abs_diff": found.max_abs_diff,
+        "max_abs_output": found.max_abs_output, "per_output": found.per_output,
+    }  # fmt: skip
+    verdict = "agrees with" if found.passed else "DIFFERS from"
+    line = (
+        f"{target.name} {verdict} {onnx}: largest difference {found.max_abs_diff:.3g}, "
+        f"largest output {found.max_abs_output:.3g}"
+    )
+    return Result(data, [line], 0 if found.passed else 1)
+
+
+def inspect(options: argparse.Namespace) -> Result:
+    """Tell what is in a chain or a file."""
+    from trt_layering.inspect import examine
+
+    report = examine(options.target, repository=options.repository or "engines", version=options.chain_version)
+    return Result(report.data, report.lines)
+
+
+def doctor(options: argparse.Namespace) -> Result:
+    """Tell what this machine has; status 1 if something keeps chains from running."""
+    from trt_layering.doctor import examine
+
+    config = arguments.config_of(options.target) if options.target else None
+    if options.target and config is None:
+        raise UsageError(f"{options.target!r} is no CONFIG.yaml", remedy="name a .yaml file, or none")
+    repository = options.repository or (config.deployment.repository if config else "engines")
+    findings = examine(repository)
+    settings = config.settings() if config else []
+    rows = [(finding.status, finding.name, finding.value) for finding in findings]
+    lines = []
+    for line, finding in zip(columns(rows), findings, strict=True):
+        lines += [line, *([f"      to do: {finding.remedy}"] if finding.remedy else [])]
+    if settings:
+        lines += ["", *columns([(setting.field, setting.value, setting.origin) for setting in settings])]
+    data = {
+        "findings": [asdict(finding) for finding in findings],
+        "settings": [asdict(setting) for setting in settings],
+    }
+    return Result(data, lines, 1 if any(finding.status == "fail" for finding in findings) else 0)
+
+
+_VERBS = {"build": build, "run": run, "verify": verify, "inspect": inspect, "doctor": doctor}

@@ -1,0 +1,318 @@
+"""YAML deployments as typed values: which models, where they are built, in how much memory.
+
+May import errors, shapes and units. Anything in a file that is unknown, misspelt, of the wrong type or out of range
+raises ConfigError with file, line and field; nothing is guessed and nothing is ignored.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_type_hints
+
+import msgspec
+import yaml
+
+from trt_layering.errors import ConfigError, ModelError, UsageError
+from trt_layering.shapes import ShapeRange
+from trt_layering.units import format_size, parse_size
+
+_FILE_LIMIT = 1 << 20
+_PACKAGE = "package:"
+_NAME = r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}\Z"
+_EXAMPLES = "see configs/ for examples"
+_PLAIN_WORDS = {
+    f"Expected `str` matching regex '{_NAME}'": "a name has letters, digits, '.', '_' and '-', and no '.' in front",
+    "`object`": "a mapping",
+    "`array`": "a list",
+    "`str`": "text",
+    "`int`": "a whole number",
+    "`bool`": "true or false",
+    "`null`": "nothing",
+}
+
+
+class Size(int):
+    """Bytes, written in YAML as a number or as text such as "96MiB"."""
+
+    def __str__(self) -> str:
+        return format_size(int(self))
+
+
+class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class Loader(_Section, frozen=True):
+    """How weights are read: see LoaderOptions of the runtime, which these become."""
+
+    direct_io: Literal["auto", "always", "never"] = "auto"
+    threads: Annotated[int, msgspec.Meta(ge=1, le=64)] = 2
+    read_size: Size = Size(4 << 20)
+    verify: Literal["first", "always", "never"] = "first"
+
+
+class Model(_Section, frozen=True):
+    """One model: where its ONNX file is and how its chain is built.
+
+    `onnx` is a path, or `package:ddddocr/common.onnx` for a file inside an installed package.
+    """
+
+    name: Annotated[str, msgspec.Meta(pattern=_NAME)]
+    onnx: str
+    backend: Literal["auto", "onnxruntime", "tensorrt"] = "auto"
+    precision: Literal["fp32", "fp16"] = "fp32"
+    block_size: Size = Size(16 << 20)
+    shapes: dict[str, ShapeRange] = msgspec.field(default_factory=dict)
+    optimise: bool = True
+    split: bool = True
+    build_memory: Size = Size(1 << 30)
+
+
+class Deployment(_Section, frozen=True):
+    """A whole file. Relative paths count from the folder in which the command runs."""
+
+    repository: str = "engines"
+    memory_budget: Size | None = None
+    loader: Loader = msgspec.field(default_factory=Loader)
+    models: tuple[Model, ...] = ()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting, its value as text, and where it came from: `file:line` or "default"."""
+
+    field: str
+    value: str
+    origin: str
+
+
+@dataclass(frozen=True)
+class Config:
+    """A deployment that was read from `path`; `lines` has the line of each field that stands in the file."""
+
+    path: Path
+    deployment: Deployment
+    lines: Mapping[str, int] = field(repr=False)
+
+    def model(self, name: str | None) -> Model:
+        """The model called `name`, or the only one there is. ConfigError otherwise."""
+        models = {model.name: model for model in self.deployment.models}
+        if name is None and len(models) == 1:
+            return next(iter(models.values()))
+        if name is None:
+            raise ConfigError(
+                f"{self.path} has {len(models)} models and none was chosen",
+                where=str(self.path),
+                remedy=f"choose one with --name: {', '.join(models)}" if models else "add one under models:",
+            )
+        if name not in models:
+            raise ConfigError(
+                f"{self.path} has no model {name!r}", where=str(self.path), remedy=_did_you_mean(name, models)
+            )
+        return models[name]
+
+    def settings(self) -> list[Setting]:
+        """Every setting of the deployment, in the file's vocabulary, each with where it came from."""
+        return list(self._walk(self.deployment, ""))
+
+    def _walk(self, value: object, path: str) -> list[Setting]:
+        if isinstance(value, msgspec.Struct):
+            parts = [(f"{path}.{key}".lstrip("."), getattr(value, key)) for key in value.__struct_fields__]
+        elif isinstance(value, dict) and value:
+            parts = [(f"{path}.{key}", part) for key, part in value.items()]
+        elif isinstance(value, tuple) and value:
+            parts = [(f"{path}[{index}]", part) for index, part in enumerate(value)]
+        else:
+            line = self.lines.get(path)
+            origin = "default" if line is None else f"{self.path}:{line}"
+            return [Setting(path, _words(value), origin)]
+        return [setting for part_path, part in parts for setting in self._walk(part, part_path)]
+
+
+def load(path: Path | str) -> Config:
+    """The deployment in the YAML file `path`. ConfigError with file, line and field for anything wrong in it."""
+    path = Path(path)
+    document = _Document.read(path)
+    try:
+        deployment = msgspec.convert(document.data, Deployment, dec_hook=_decode)
+    except msgspec.ValidationError as error:
+        raise document.explain(str(error)) from None
+    names = [model.name for model in deployment.models]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            place = f"models[{index}].name"
+            raise document.error(f"two models are called {name!r}", place, "give each model a name of its own")
+    return Config(path, deployment, document.lines)
+
+
+def resolve_model(onnx: str) -> Path:
+    """The file that a model's `onnx` means: a path, or `package:FOLDER/FILE` below any folder on Python's path.
+
+    A path is returned as it is, whether or not it exists. ModelError if the package's file is not installed.
+    """
+    if not onnx.startswith(_PACKAGE):
+        return Path(onnx)
+    relative = onnx[len(_PACKAGE) :]
+    for entry in sys.path:
+        candidate = Path(entry) / relative
+        if candidate.is_file():
+            return candidate
+    raise ModelError(
+        f"no installed package has the file {relative}",
+        where=onnx,
+        remedy="install the package that holds it, or name the ONNX file by its path",
+    )
+
+
+def _decode(kind: type, value: object) -> object:
+    """msgspec's hook for our own types; it adds the field to a ValueError, so that is what it gets."""
+    try:
+        if kind is Size and isinstance(value, (int, str)):
+            return Size(parse_size(value))
+        if kind is ShapeRange:
+            return ShapeRange.parse(value)
+    except UsageError as error:
+        raise ValueError(f"{error.what}; {error.remedy}") from None
+    raise ValueError(f"Expected a size, got {value!r}; write it like 96MiB, or as bytes")
+
+
+def _words(value: object) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if value not in ((), {}) else "none"
+
+
+def _did_you_mean(word: str, known: Mapping[str, object] | Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"known here: {', '.join(known)}" if known else ""
+
+
+@dataclass(frozen=True)
+class _Document:
+    """One YAML document as plain values, and the line of every field: `models[0].block_size` → 7."""
+
+    path: Path
+    data: object
+    lines: dict[str, int]
+
+    @classmethod
+    def read(cls, path: Path) -> _Document:
+        try:
+            return cls._parse(path, _read_text(path))
+        except yaml.YAMLError as error:
+            mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+            where = f"{path}:{mark.line + 1}" if mark else str(path)
+            problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "not readable"
+            raise ConfigError(f"not valid YAML: {problem}", where=where, remedy="mend that line") from None
+        except (RecursionError, ValueError) as error:
+            words = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+            raise ConfigError(f"not valid YAML: {words}", where=str(path), remedy=_EXAMPLES) from None
+
+    @classmethod
+    def _parse(cls, path: Path, text: str) -> _Document:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        if node is None:
+            raise ConfigError("the file has no settings in it", where=str(path), remedy=_EXAMPLES)
+        lines: dict[str, int] = {}
+        _index(path, node, "", lines, set())
+        return cls(path, loader.construct_document(node), lines)
+
+    def error(self, what: str, place: str, remedy: str) -> ConfigError:
+        """A ConfigError at the field `place`, or at the innermost field around it that stands in the file."""
+        around = place
+        while around and around not in self.lines:
+            around = re.sub(r"(\.?[^.\[\]]+|\[[^\]]*\])$", "", around)
+        line = self.lines.get(around, self.lines.get("", 1))
+        return ConfigError(what, where=f"{self.path}:{line}: {place or 'the whole file'}", remedy=remedy)
+
+    def explain(self, message: str) -> ConfigError:
+        """msgspec's message as one of ours: "Expected `int`, got `str` - at `$.models[0].threads`" and its like."""
+        what, _, tail = message.partition(" - at `$")
+        place = tail.rstrip("`").lstrip(".")
+        unknown = re.fullmatch(r"Object contains unknown field `(.*)`", what)
+        if unknown:
+            fields = _section_at(place).__struct_fields__
+            inner = f"{place}.{unknown[1]}".lstrip(".")
+            return self.error(f"unknown key {unknown[1]!r}", inner, _did_you_mean(unknown[1], fields))
+        missing = re.fullmatch(r"Object missing required field `(.*)`", what)
+        if missing:
+            return self.error(f"{missing[1]!r} is missing", place, f"add {missing[1]}: …")
+        if place.endswith(".shapes[...]"):
+            place = self._bad_shape(place.removesuffix("[...]"))
+        what, _, remedy = what.partition("; ")
+        choices = _choices_at(place)
+        if choices:
+            remedy = f"choose one of {', '.join(choices)}"
+        for word, plain in _PLAIN_WORDS.items():
+            what = what.replace(word, plain)
+        return self.error(what, place, remedy or _EXAMPLES)
+
+    def _bad_shape(self, place: str) -> str:
+        """msgspec does not say which key of a dict was wrong: the first that does not parse."""
+        index = int(re.findall(r"\[(\d+)\]", place)[0])
+        shapes = self.data["models"][index]["shapes"]  # type: ignore[index]
+        for key, value in shapes.items():
+            try:
+                ShapeRange.parse(value)
+            except UsageError:
+                return f"{place}.{key}"
+        return place
+
+
+def _read_text(path: Path) -> str:
+    try:
+        if path.stat().st_size > _FILE_LIMIT:
+            raise ConfigError("a configuration of over 1 MiB", where=str(path), remedy="name a YAML deployment")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        what = f"cannot read the configuration: {error.strerror}"
+        raise ConfigError(what, where=str(path), remedy="name a YAML file that exists") from None
+    except UnicodeDecodeError:
+        what = "the configuration is not text in UTF-8"
+        raise ConfigError(what, where=str(path), remedy="name a YAML file") from None
+
+
+def _index(path: Path, node: yaml.Node, place: str, lines: dict[str, int], seen: set[int]) -> None:
+    """Fills `lines`; refuses a key that is written twice, of which YAML would silently keep the last."""
+    lines.setdefault(place, node.start_mark.line + 1)
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for index, part in enumerate(node.value):
+            _index(path, part, f"{place}[{index}]", lines, seen)
+    if isinstance(node, yaml.MappingNode):
+        first: dict[Hashable, int] = {}
+        for key, part in node.value:
+            line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                raise ConfigError("a key that is no word", where=f"{path}:{line}", remedy="write it as key: value")
+            inner = f"{place}.{key.value}".lstrip(".")
+            if key.value in first:
+                what = f"{key.value!r} is written twice, first on line {first[key.value]}"
+                raise ConfigError(what, where=f"{path}:{line}: {inner}", remedy="keep one of them")
+            first[key.value] = lines[inner] = line
+            _index(path, part, inner, lines, seen)
+
+
+def _section_at(place: str) -> type[_Section]:
+    if place == "loader":
+        return Loader
+    return Model if place.startswith("models") else Deployment
+
+
+def _choices_at(place: str) -> tuple[str, ...]:
+    """The words allowed at a field, empty where it is not one of a few."""
+    section, _, name = place.rpartition(".")
+    hint: Any = get_type_hints(_section_at(section)).get(name)
+    return tuple(word for word in get_args(hint) if isinstance(word, str))

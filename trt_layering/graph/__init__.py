@@ -1,0 +1,1 @@
+"""ONNX in, block subgraphs out; weights are named here, never held."""

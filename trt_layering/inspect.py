@@ -1,0 +1,180 @@
+"""What is in a built chain, in a block's engine file or in a TensorRT plan, told without running or changing anything.
+
+May import the graph, the store and the footprint. What cannot be told raises the error that says why: a chain that is
+not there or damaged a StoreError, a file of no known kind a UsageError, a damaged ONNX file a ModelError.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from trt_layering.errors import CorruptError, UsageError
+from trt_layering.runtime.footprint import Footprint
+from trt_layering.shapes import format_shape
+from trt_layering.store.manifest import MANIFEST_FILE, WEIGHTS_FILE, Chain, Value, read_manifest, resolve
+from trt_layering.table import columns
+from trt_layering.units import format_size
+
+_PLAN_MAGIC = b"ftrt"
+_PLAN_VERSION = slice(24, 28)
+_MOST_OPERATORS = 12
+
+
+@dataclass(frozen=True)
+class Report:
+    """`data` is what was found, with bytes and seconds as plain numbers; `lines` the same for people."""
+
+    data: dict[str, Any]
+    lines: Sequence[str]
+
+
+def examine(target: str, *, repository: str | Path = "engines", version: int | None = None) -> Report:
+    """Tell what `target` is: an engine file, a plan, a chain's folder or one of its files, or a chain of `repository`.
+
+    Reads the manifest, or one file, but never weights.
+    """
+    path = Path(target)
+    if path.is_file():
+        return _file(path)
+    if path.is_dir() and (path / MANIFEST_FILE).exists():
+        return _chain(path)
+    return _chain(resolve(Path(repository), target, version))
+
+
+def _file(path: Path) -> Report:
+    with path.open("rb") as file:
+        head = file.read(64)
+    if head.startswith(_PLAN_MAGIC):
+        return _plan(path, head)
+    if path.name in (MANIFEST_FILE, WEIGHTS_FILE):
+        return _chain(path.parent)
+    if path.suffix == ".onnx":
+        return _onnx(path)
+    remedy = f"name a chain, its folder, {MANIFEST_FILE}, an .onnx file or a TensorRT plan"
+    raise UsageError(f"{path.name!r} is no file of a chain", where=str(path), remedy=remedy)
+
+
+def _plan(path: Path, head: bytes) -> Report:
+    numbers = head[_PLAN_VERSION]
+    if len(numbers) < 4:
+        remedy = "copy it again, or build the chain again"
+        raise CorruptError("a TensorRT plan that ends within its header", where=str(path), remedy=remedy)
+    version = ".".join(str(number) for number in numbers)
+    size = path.stat().st_size
+    data = {"kind": "plan", "path": str(path), "bytes": size, "tensorrt_version": version}
+    return Report(data, [f"{path}: a TensorRT plan of {format_size(size)}, built by TensorRT {version}"])
+
+
+def _chain(folder: Path) -> Report:
+    chain = read_manifest(folder)
+    footprint = Footprint.of(chain)
+    data = {
+        "kind": "chain", "name": chain.name, "version": folder.name, "path": str(folder), "format": chain.format,
+        "source": chain.source, "source_digest": chain.source_digest, "precision": chain.precision,
+        "optimised": chain.optimised, "block_size": chain.block_size, "weights_bytes": chain.weights_bytes,
+        "floor_bytes": footprint.floor, "floor_parts": footprint.parts, "resident_bytes": footprint.resident,
+        "backend": {"name": chain.backend.name, "version": chain.backend.version, **chain.backend.fingerprint},
+        "inputs": [_value(value) for value in chain.inputs],
+        "outputs": [_value(value) for value in chain.outputs],
+        "blocks": [_block(chain, index) for index in range(len(chain.blocks))],
+        "check": {"max_abs_diff": chain.check.max_abs_diff, "max_abs_output": chain.check.max_abs_output},
+    }  # fmt: skip
+    return Report(data, _chain_lines(chain, footprint, data))
+
+
+def _chain_lines(chain: Chain, footprint: Footprint, data: dict[str, Any]) -> list[str]:
+    parts = ", ".join(f"{name.replace('_', ' ')} {format_size(size)}" for name, size in footprint.parts.items())
+    how = "optimised" if chain.optimised else "as the model is"
+    facts = [
+        ("chain", f"{chain.name} version {data['version']}, {data['path']}"),
+        ("made from", chain.source),
+        ("by", f"{chain.backend.name} {chain.backend.version}, {chain.precision}, {how}"),
+        ("weights", f"{format_size(chain.weights_bytes)} in blocks of up to {format_size(chain.block_size)}"),
+        ("floor", f"{format_size(footprint.floor)}: {parts}"),
+        ("all in memory", format_size(footprint.resident)),
+        ("check", f"differs from the uncut model by {chain.check.max_abs_diff:.3g}"),
+        *(("input", _text(value)) for value in chain.inputs),
+        *(("output", _text(value)) for value in chain.outputs),
+    ]
+    blocks = [
+        (
+            block["name"],
+            format_size(block["bytes"]),
+            f"{block['tensors']} weights",
+            _time(block),
+            _names(block["outputs"]),
+        )
+        for block in data["blocks"]
+    ]
+    return [*columns(facts), "", *columns(blocks)]
+
+
+def _block(chain: Chain, index: int) -> dict[str, Any]:
+    block = chain.blocks[index]
+    seconds = chain.times.execute_seconds
+    return {
+        "name": block.name, "file": block.file, "bytes": chain.block_bytes(index), "extents": list(block.extents),
+        "tensors": sum(len(chain.extents[extent].tensors) for extent in block.extents),
+        "execute_ms": seconds[index] * 1e3 if seconds else None,
+        "inputs": [_value(value) for value in block.inputs], "outputs": [_value(value) for value in block.outputs],
+    }  # fmt: skip
+
+
+def _time(block: dict[str, Any]) -> str:
+    return "" if block["execute_ms"] is None else f"{block['execute_ms']:.2f} ms"
+
+
+def _names(values: Sequence[dict[str, Any]]) -> str:
+    names = [value["name"] for value in values]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"→ {', '.join(names[:3])}{more}"
+
+
+def _value(value: Value) -> dict[str, Any]:
+    return {"name": value.name, "dtype": value.dtype, "shape": None if value.shape is None else list(value.shape)}
+
+
+def _text(value: Value) -> str:
+    shape = "of unknown rank" if value.shape is None else format_shape(value.shape)
+    return f"{value.name}  {value.dtype} {shape}"
+
+
+def _onnx(path: Path) -> Report:
+    from trt_layering.graph.model import open_model
+
+    model = open_model(path)
+    graph = model.graph
+    operators = Counter(f"{node.domain}:{node.op_type}".lstrip(":") for node in graph)
+    opsets = {domain or "ai.onnx": version for domain, version in model.opset_imports.items()}
+    weights = [_weight(value) for value in graph.initializers.values()]
+    inputs, outputs = ([str(value.name) for value in values] for values in (graph.inputs, graph.outputs))
+    data = {
+        "kind": "onnx", "path": str(path), "ir_version": model.ir_version, "nodes": sum(operators.values()),
+        "opsets": opsets, "operators": dict(operators.most_common()), "weights": weights,
+        "inputs": inputs, "outputs": outputs,
+    }  # fmt: skip
+    total = format_size(sum(weight["bytes"] for weight in weights))
+    lines = [
+        f"{path}: an ONNX model of {data['nodes']} nodes with {len(weights)} weights of {total}",
+        f"  opsets     {', '.join(f'{domain} {version}' for domain, version in opsets.items())}",
+        f"  operators  {', '.join(f'{count} {name}' for name, count in operators.most_common(_MOST_OPERATORS))}",
+        f"  inputs     {', '.join(inputs)}",
+        f"  outputs    {', '.join(outputs)}",
+    ]
+    rows = [(weight["name"], format_size(weight["bytes"]), weight["place"]) for weight in weights]
+    return Report(data, [*lines, *(f"  {line}" for line in columns(rows))])
+
+
+def _weight(value: ir.Value) -> dict[str, Any]:
+    tensor = value.const_value
+    assert tensor is not None, "initializers have values"
+    place = (
+        f"{tensor.location} at byte {tensor.offset or 0}" if isinstance(tensor, ir.ExternalTensor) else "in the file"
+    )
+    return {"name": str(value.name), "bytes": tensor.nbytes, "place": place}

@@ -1,0 +1,93 @@
+"""The first run of a chain that is about to be published: its answers, its memory, its times.
+
+It runs in a child process, whose memory is the chain's alone. May import the runtime. Raises what the run raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trt_layering import child
+from trt_layering.errors import BackendError
+from trt_layering.store.manifest import Block, Chain, Memory, Times
+
+_RUNS = 3
+
+
+def rehearse(folder: Path, draft: Chain, work: Path) -> tuple[Chain, list[child.Feeds]]:
+    """Run the chain in `folder`, which has no manifest yet, at its floor on each set of arrays in `work/trials.npz`.
+
+    Returns `draft` with measured memory and times, and the outputs. Where activations do not have the shapes that the
+    model declares, these are forgotten, and the activations are allocated as they come.
+    """
+    task = {"folder": str(folder.absolute()), "trials": str(work / "trials.npz"), "outputs": str(work / "outputs.npz")}
+    try:
+        measured = child.call(_run, {**task, "chain": msgspec.to_builtins(draft)})
+    except BackendError:
+        draft = _without_shapes(draft)
+        measured = child.call(_run, {**task, "chain": msgspec.to_builtins(draft)})
+    memory, times = msgspec.convert(measured["memory"], Memory), msgspec.convert(measured["times"], Times)
+    return msgspec.structs.replace(draft, memory=memory, times=times), child.load_arrays(work / "outputs.npz")
+
+
+def _without_shapes(draft: Chain) -> Chain:
+    def forget(block: Block) -> Block:
+        outputs = tuple(msgspec.structs.replace(value, shape=None) for value in block.outputs)
+        return msgspec.structs.replace(block, outputs=outputs)
+
+    return msgspec.structs.replace(draft, blocks=tuple(map(forget, draft.blocks)))
+
+
+def _run(task: Mapping[str, Any]) -> dict[str, Any]:
+    """In the child."""
+    import onnxruntime  # noqa: F401  # the library's own code is not what the chain takes
+
+    from trt_layering.runtime import meter
+    from trt_layering.runtime.chain import Chain as OpenChain
+    from trt_layering.runtime.footprint import Footprint
+    from trt_layering.runtime.loader import LoaderOptions
+
+    draft = msgspec.convert(task["chain"], Chain)
+    base = meter.current_rss_bytes()
+    trials = child.load_arrays(Path(task["trials"]))
+    arena = Footprint.of(draft).floor
+    seconds = [float("inf")] * len(draft.blocks)
+    alive = 0
+
+    def observe(index: int, took: float, live: Mapping[str, Any]) -> None:
+        nonlocal alive
+        alive = max(alive, sum(tensor_bytes(tensor) for tensor in live.values()))
+        seconds[index] = min(seconds[index], took)
+
+    chain = OpenChain(Path(task["folder"]), draft, budget=max(arena, 1), loader=LoaderOptions())
+    try:
+        engines = max(0, meter.current_rss_bytes() - base)
+        meter.reset_peak()
+        chain.start()
+        outputs = [chain.observe(feeds, observe) for feeds in reversed(trials) for _ in range(_RUNS)][::-_RUNS]
+        total = max(0, meter.peak_rss_bytes() - base - chain.stats()["arena_bytes"])
+        stats = chain.stats()
+    finally:
+        chain.close()
+    child.save_arrays(Path(task["outputs"]), outputs)
+    alive = min(alive, max(0, total - engines))
+    memory = Memory(
+        activations=alive,
+        scratch=max(0, total - engines - alive),
+        engines=engines,
+        shapes={name: array.shape for name, array in trials[-1].items()},
+    )
+    rate = stats["bytes_read"] / stats["read_seconds"] if stats["read_seconds"] else 1e9
+    return {"memory": msgspec.to_builtins(memory), "times": {"execute_seconds": seconds, "read_rate": rate}}
+
+
+def tensor_bytes(tensor: Any) -> int:
+    """Bytes of a backend's tensor; 0 for what has no fixed size, such as text."""
+    try:
+        return int(tensor.tensor_size_in_bytes())
+    except Exception:
+        return 0

@@ -1,0 +1,1 @@
+"""One chain at work: arena, loader thread, execution, and what they measured."""

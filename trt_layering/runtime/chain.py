@@ -1,0 +1,265 @@
+"""A built chain at work: engines executed in turn over weights that the loader brings.
+
+May import the store, the schedule and, through `backends`, one backend. Every failure is one of our errors; after an
+error the chain can be used again, unless its store is corrupt or it was closed.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from trt_layering import backends
+from trt_layering.backends.base import Runtime
+from trt_layering.errors import ClosedError, ForeignError
+from trt_layering.runtime.feeds import checked
+from trt_layering.runtime.footprint import Footprint
+from trt_layering.runtime.loader import LoaderOptions
+from trt_layering.runtime.supply import keep, stream
+from trt_layering.schedule.activations import Lifetime, pack
+from trt_layering.store.manifest import Chain as Manifest
+from trt_layering.store.manifest import Value, read_manifest, rebuild_remedy, resolve
+from trt_layering.store.reader import check_store
+from trt_layering.units import parse_size
+
+log = logging.getLogger("trt_layering")
+
+Array = np.ndarray[Any, Any]
+Observer = Callable[[int, float, Mapping[str, Any]], None]
+"""Called after each block with its index, the seconds it executed, and the activations that are alive."""
+
+
+def open_chain(
+    name: str,
+    *,
+    repository: str | Path = "engines",
+    budget: int | str | None = None,
+    version: int | None = None,
+    loader: LoaderOptions | None = None,
+) -> Chain:
+    """Open the newest finished version (or `version`) of chain `name`, ready to run within `budget` bytes.
+
+    The budget covers weights, activations, scratch and engines, as measured when the chain was built; None keeps
+    everything in memory. Loading begins at once, in the background. Raises NotBuiltError, CorruptError or ForeignError
+    for the store, BudgetError under the floor, MemoryLimitError, UsageError for sizes that are none.
+    """
+    folder = resolve(Path(repository), name, version)
+    chain = Chain(folder, read_manifest(folder), budget=budget, loader=loader or LoaderOptions())
+    chain.start()
+    return chain
+
+
+class Chain:
+    """An open chain. It owns its memory, engines and loader threads until `close`. `run` may be called from any thread;
+    calls take turns."""
+
+    def __init__(
+        self, folder: Path, manifest: Manifest, *, budget: int | str | None, loader: LoaderOptions
+    ) -> None:
+        """Opens everything but reads nothing ahead before `start`; `open_chain` is the way in."""
+        self.manifest = manifest
+        self.footprint = Footprint.of(manifest)
+        self._budget = self.footprint.resident if budget is None else parse_size(budget, what="budget")
+        arena_bytes = self.footprint.arena(self._budget, manifest)
+        check_store(folder, manifest)
+        self._runtime = backends.runtime(manifest.backend.name)
+        _require_fit(folder, manifest, self._runtime)
+        self._static = {v.name: v for b in manifest.blocks for v in b.outputs if _nbytes(v) is not None}
+        self._outputs = {value.name for value in manifest.outputs}
+        self._drops = _last_uses(manifest)
+        memory, buffers = self._place_activations()
+        self._activations: Array | None = memory
+        if self._budget >= self.footprint.resident:
+            self._supply = keep(folder, manifest, self._runtime, buffers, loader)
+        else:
+            self._supply = stream(folder, manifest, self._runtime, buffers, loader, arena_bytes)
+        self._loader = self._supply.loader
+        self._turn = threading.Lock()
+        self._closing = False
+        self._closed = False
+        self._next = 0
+        self._sweeps = 0
+        self._stall_seconds = self._execute_seconds = 0.0
+        for fallback in self._fallbacks():
+            log.warning("chain %s: %s", manifest.name, fallback)
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        """What `run` is fed."""
+        return self.manifest.inputs
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        """What `run` returns."""
+        return self.manifest.outputs
+
+    def start(self) -> None:
+        """Begin to load the first blocks."""
+        self._loader.start()
+
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, Array]:
+        """One inference: arrays for all inputs in, arrays for all outputs out, which the caller owns.
+
+        Raises InputError before any work, ReadError, CorruptError, BackendError or MemoryLimitError from the sweep, and
+        ClosedError when the chain is or gets closed.
+        """
+        return self.observe(feeds, None)
+
+    def observe(self, feeds: Mapping[str, Any], observer: Observer | None) -> dict[str, Array]:
+        """`run`, calling `observer` after each block, in this thread."""
+        arrays = checked(feeds, self.manifest.inputs)
+        with self._turn:
+            if self._closing:
+                raise ClosedError(f"the chain {self.manifest.name!r} is closed", remedy="open it again")
+            first, self._next = self._next, self._next + len(self.manifest.blocks)
+            try:
+                results = self._sweep(first, arrays, observer)
+            except BaseException:
+                self._loader.abandon(self._next)
+                raise
+            self._sweeps += 1
+            return results
+
+    def _sweep(self, first: int, arrays: dict[str, Array], observer: Observer | None) -> dict[str, Array]:
+        live = {name: self._runtime.wrap(array) for name, array in arrays.items()}
+        results: dict[str, Array] = {}
+        for index, block in enumerate(self.manifest.blocks):
+            if self._closing:
+                raise ClosedError(f"the chain {self.manifest.name!r} was closed while it ran")
+            fresh = {v.name: _empty(v) for v in block.outputs if v.name in self._outputs and v.name in self._static}
+            into = {name: self._runtime.wrap(array) for name, array in fresh.items()}
+            self._stall_seconds += self._loader.wait_loaded(first + index)
+            begin = time.perf_counter()
+            produced = self._supply.engines[index].execute(live, into)
+            seconds = time.perf_counter() - begin
+            self._loader.finish(first + index)
+            self._execute_seconds += seconds
+            live.update(produced)
+            if observer is not None:
+                observer(index, seconds, live)
+            results.update(fresh)
+            results.update(
+                {n: self._runtime.unwrap(t) for n, t in produced.items() if n in self._outputs and n not in fresh}
+            )
+            for name in self._drops[index]:
+                live.pop(name, None)
+        return {value.name: results[value.name] for value in self.manifest.outputs}
+
+    def stats(self) -> dict[str, Any]:
+        """What happened so far: counts, seconds and bytes; all zero-based numbers count from open."""
+        return {
+            "sweeps": self._sweeps,
+            "bytes_read": self._loader.bytes_read,
+            "stall_seconds": self._stall_seconds,
+            "execute_seconds": self._execute_seconds,
+            "read_seconds": self._loader.read_seconds,
+            "arena_bytes": self._supply.arena.size,
+            "resident_bytes": self._supply.resident_bytes,
+            "activation_bytes": self.footprint.activations,
+            "scratch_bytes": self.footprint.scratch,
+            "engine_bytes": self.footprint.engines,
+            "budget_bytes": self._budget,
+            "floor_bytes": self.footprint.floor,
+            "blocks": len(self.manifest.blocks),
+            "mode": self._supply.mode,
+            "fallbacks": self._fallbacks(),
+        }
+
+    def close(self) -> None:
+        """Stop the loader, let a running inference end with ClosedError, and give all memory back. May be called from
+        any thread, more than once; when it returns, nothing of the chain is in memory."""
+        self._closing = True
+        self._loader.stop()
+        with self._turn:
+            if self._closed:
+                return
+            self._closed = True
+            self._supply.close()
+            self._activations = None
+            gc.collect()
+            self._runtime.close()
+
+    def __enter__(self) -> Chain:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _fallbacks(self) -> list[str]:
+        return [*self._runtime.fallbacks, *self._supply.fallbacks]
+
+    def _place_activations(self) -> tuple[Array, dict[str, Any]]:
+        """One buffer for all activations of known size, and the backend's tensors over it by name."""
+        blocks = self.manifest.blocks
+        last = {name: index for index, names in enumerate(self._drops) for name in names}
+        produced = [
+            (value, index)
+            for index, block in enumerate(blocks)
+            for value in block.outputs
+            if value.name in self._static and value.name not in self._outputs
+        ]
+        lifetimes = [Lifetime(_nbytes(v) or 0, index, last.get(v.name, index)) for v, index in produced]
+        offsets, size = pack(lifetimes)
+        memory = np.zeros(size, np.uint8)
+        buffers = {}
+        for (value, _), offset in zip(produced, offsets, strict=True):
+            array = memory[offset : offset + (_nbytes(value) or 0)].view(value.dtype).reshape(_shape(value))
+            buffers[value.name] = self._runtime.wrap(array)
+        return memory, buffers
+
+
+def _require_fit(folder: Path, manifest: Manifest, runtime: Runtime) -> None:
+    """Raise ForeignError unless the chain's engines were prepared for this library and this machine."""
+    built, here = manifest.backend, runtime.version()
+    if built.version != here:
+        raise ForeignError(
+            f"the chain was built by {built.name} {built.version} and this machine has {here}",
+            where=str(folder), remedy=rebuild_remedy(folder),
+        )  # fmt: skip
+    fingerprint = runtime.fingerprint()
+    if manifest.optimised and built.fingerprint != fingerprint:
+        theirs = ", ".join(f"{key} {value}" for key, value in built.fingerprint.items())
+        ours = ", ".join(f"{key} {value}" for key, value in fingerprint.items())
+        raise ForeignError(
+            f"the chain was built for another machine ({theirs}); this one has {ours}",
+            where=str(folder), remedy=rebuild_remedy(folder),
+        )  # fmt: skip
+
+
+def _last_uses(manifest: Manifest) -> list[list[str]]:
+    """For each block the names that nothing uses after it."""
+    last: dict[str, int] = {}
+    for index, block in enumerate(manifest.blocks):
+        last.update({value.name: index for value in (*block.outputs, *block.inputs)})
+    drops: list[list[str]] = [[] for _ in manifest.blocks]
+    for name, index in last.items():
+        drops[index].append(name)
+    return drops
+
+
+def _nbytes(value: Value) -> int | None:
+    """Bytes of a value whose shape is known and whose dtype numpy has; None for others."""
+    if value.shape is None or not all(isinstance(dim, int) for dim in value.shape):
+        return None
+    try:
+        return int(np.prod(_shape(value), dtype=np.int64)) * np.dtype(value.dtype).itemsize or None
+    except TypeError:
+        return None
+
+
+def _shape(value: Value) -> tuple[int, ...]:
+    return tuple(dim for dim in value.shape or () if isinstance(dim, int))
+
+
+def _empty(value: Value) -> Array:
+    return np.empty(_shape(value), value.dtype)

@@ -1,0 +1,102 @@
+"""What a chain needs in memory, known from its manifest before anything is opened. May import the manifest and units.
+
+A budget under the floor raises BudgetError, which carries the floor and its parts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+from trt_layering.errors import BudgetError, MemoryLimitError
+from trt_layering.runtime.meter import available_bytes
+from trt_layering.store.manifest import PAGE, Chain, read_manifest, resolve
+from trt_layering.units import format_size
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes by what they are for: `largest_block` in the arena, `activations` passed between blocks, `scratch` inside
+    blocks, `engines` with the inference library's own state; `weights` all blocks at once, and `resident` what it takes
+    to keep all of them with their engines' own copies, including the largest transient while opening."""
+
+    largest_block: int
+    activations: int
+    scratch: int
+    engines: int
+    weights: int
+    resident: int
+
+    @classmethod
+    def of(cls, chain: Chain) -> Footprint:
+        """The footprint of a built chain."""
+        sizes = sorted((chain.block_bytes(b) for b in range(len(chain.blocks))), reverse=True)
+        memory = chain.memory
+        working = memory.activations + memory.scratch
+        opening = max((sum_ + 2 * size for sum_, size in zip(accumulate(sizes), sizes, strict=True)), default=0)
+        return cls(
+            largest_block=sizes[0] if sizes else 0,
+            activations=memory.activations,
+            scratch=memory.scratch,
+            engines=memory.engines,
+            weights=sum(sizes),
+            resident=memory.engines + max(opening, sum(sizes) + working),
+        )
+
+    @property
+    def fixed(self) -> int:
+        """Bytes needed beside the arena."""
+        return self.activations + self.scratch + self.engines
+
+    @property
+    def floor(self) -> int:
+        """The smallest budget that can run."""
+        return self.fixed + self.largest_block
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """What the floor is made of."""
+        return {
+            "largest_block": self.largest_block,
+            "activations": self.activations,
+            "scratch": self.scratch,
+            "engines": self.engines,
+        }
+
+    def arena(self, budget: int, chain: Chain) -> int:
+        """Bytes of arena that `budget` leaves, a multiple of a page and at most all weights. BudgetError under the floor,
+        MemoryLimitError if the machine has less to give than the budget takes up."""
+        if budget < self.floor:
+            raise BudgetError(
+                f"a budget of {format_size(budget)} is under the floor of {format_size(self.floor)}: "
+                + ", ".join(f"{name.replace('_', ' ')} {format_size(size)}" for name, size in self.parts.items()),
+                floor=self.floor,
+                parts=self.parts,
+                where=f"chain {chain.name!r}",
+                remedy=self._lever(chain),
+            )
+        needed, available = min(budget, self.resident), available_bytes()
+        if available and needed > available:
+            raise MemoryLimitError(
+                f"the chain would take {format_size(needed)} and the machine has {format_size(available)} to give",
+                where=f"chain {chain.name!r}",
+                remedy=f"give it a smaller budget, from {format_size(self.floor)} up, or stop other programs",
+            )
+        return min((budget - self.fixed) // PAGE * PAGE, self.weights)
+
+    def _lever(self, chain: Chain) -> str:
+        """What would lower the floor: the largest part says it."""
+        largest = max(self.parts, key=self.parts.__getitem__)
+        if largest == "largest_block" and self.largest_block > chain.block_size:
+            return f"give at least {format_size(self.floor)}; one tensor is larger than the block size and was not split"
+        if largest == "largest_block":
+            return f"give at least {format_size(self.floor)}, or build with a smaller --block-size"
+        if largest == "engines":
+            return f"give at least {format_size(self.floor)}, or build with a larger --block-size, for fewer engines"
+        return f"give at least {format_size(self.floor)}, or build for smaller inputs with --shape"
+
+
+def footprint(name: str, *, repository: str | Path = "engines", version: int | None = None) -> Footprint:
+    """The footprint of the newest finished version (or `version`) of chain `name`. Raises StoreError and its kinds."""
+    return Footprint.of(read_manifest(resolve(Path(repository), name, version)))

@@ -1,0 +1,250 @@
+"""The loader: threads that read weights from the drive into the arena ahead of execution.
+
+May import the store and the schedule. Whatever goes wrong in its threads reaches the executor as one of our errors, from
+`Loader.wait_loaded`.
+
+Loader and executor share a few fields under one condition. The executor publishes how many blocks it has `finished`; the
+loader publishes which block numbers have been `loaded`. Block numbers g count on over sweeps, see `schedule.residency`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+from trt_layering.errors import ClosedError, LayeringError, ReadError, UsageError
+from trt_layering.runtime.arena import Arena
+from trt_layering.schedule.residency import Read, Schedule
+from trt_layering.store.manifest import Extent
+from trt_layering.store.reader import WeightFile, verify_extent
+from trt_layering.units import parse_size
+
+Verify = Literal["first", "always", "never"]
+DirectIO = Literal["auto", "always", "never"]
+_PAGE = 4096
+
+
+@dataclass(frozen=True)
+class LoaderOptions:
+    """How weights are read. `direct_io`: past the page cache if the file system can ("auto"), or it is an error if not
+    ("always"), or never. `threads` reads are under way at once, each of at most `read_size` bytes. `verify`: compare an
+    extent's checksum when it is first loaded, each time ("always"), or never.
+
+    Raises UsageError for a value that makes no sense.
+    """
+
+    direct_io: DirectIO = "auto"
+    threads: int = 2
+    read_size: int | str = "4MiB"
+    verify: Verify = "first"
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("direct_io", self.direct_io, get_args(DirectIO)),
+            ("verify", self.verify, get_args(Verify)),
+        ):
+            if value not in known:
+                raise UsageError(f"{name} cannot be {value!r}", where="loader options", remedy=f"use {', '.join(known)}")
+        if not isinstance(self.threads, int) or not 1 <= self.threads <= 64:
+            raise UsageError(f"threads must be 1 to 64, not {self.threads!r}", where="loader options", remedy="try 2")
+        if self.read_bytes % _PAGE:
+            raise UsageError(
+                f"read_size must be a multiple of {_PAGE} bytes, not {self.read_size!r}",
+                where="loader options", remedy="try 4MiB",
+            )  # fmt: skip
+
+    @property
+    def read_bytes(self) -> int:
+        """`read_size` in bytes."""
+        return parse_size(self.read_size, what="read_size")
+
+
+class _Task(NamedTuple):
+    g: int
+    read: Read
+
+
+class Loader:
+    """Brings blocks into `arena` as `schedule` says, in its order, several reads under way at once.
+
+    `extents` are all those of the chain, by index. The loader owns its threads from `start` to `stop`; it borrows `arena`
+    and `file`, which must stay open until `stop` has returned.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        extents: Sequence[Extent],
+        arena: Arena,
+        file: WeightFile,
+        options: LoaderOptions,
+    ) -> None:
+        self._schedule, self._extents, self._arena, self._file = schedule, extents, arena, file
+        self._verify = options.verify
+        self._count = len(schedule.reads)
+        self._condition = threading.Condition()
+        self._finished = 0
+        self._loaded = [-1] * self._count
+        self._settled = {block for block, reads in enumerate(schedule.reads) if not reads}
+        self._kept: set[int] = set()
+        self._queue: deque[_Task] = deque()
+        self._cursor = 0
+        self._missing: dict[int, int] = {}
+        self._under_way = 0
+        self._held = False
+        self._stopping = False
+        self._error: LayeringError | None = None
+        self._checked: set[int] = set()
+        self._busy_since = 0.0
+        self.bytes_read = 0
+        self.read_seconds = 0.0
+        self._threads = [
+            threading.Thread(target=self._work, name=f"trt-layering-loader-{n}", daemon=True) for n in range(options.threads)
+        ]
+
+    def start(self) -> None:
+        """Begin to read the first blocks."""
+        for thread in self._threads if any(self._schedule.reads) else ():
+            thread.start()
+
+    def stop(self) -> None:
+        """End all threads and wait for them; whoever waits for a block gets ClosedError."""
+        with self._condition:
+            self._stopping = True
+            self._condition.notify_all()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
+
+    def wait_loaded(self, g: int) -> float:
+        """Wait until block number `g` may execute; returns the seconds waited.
+
+        Raises the error that a loader thread met before it had loaded the block, or ClosedError after `stop`.
+        """
+        with self._condition:
+            if self._is_loaded(g):
+                return 0.0
+            begin = time.perf_counter()
+            self._condition.wait_for(lambda: self._is_loaded(g) or self._error is not None or self._stopping)
+            if self._stopping:
+                raise ClosedError("the chain was closed while it ran")
+            if self._error is not None and not self._is_loaded(g):
+                raise self._error
+            return time.perf_counter() - begin
+
+    def finish(self, g: int) -> None:
+        """Say that block number `g` has executed: from now on its bytes may be overwritten."""
+        with self._condition:
+            self._finished = g + 1
+            self._condition.notify_all()
+
+    def abandon(self, g: int) -> None:
+        """Give up all blocks before number `g`, with which the next sweep begins, and read on from there.
+
+        Waits for reads under way, since later ones may go to the same bytes. A ReadError is forgotten, so that the next
+        sweep tries again; any other error stays.
+        """
+        with self._condition:
+            self._held = True
+            self._condition.wait_for(lambda: self._under_way == 0)
+            self._queue.clear()
+            self._missing.clear()
+            self._finished = max(self._finished, g)
+            resume = g
+            while resume < self._cursor and self._is_loaded(resume):
+                resume += 1
+            self._cursor = resume
+            self._loaded = [min(loaded, resume - 1) for loaded in self._loaded]
+            if isinstance(self._error, ReadError):
+                self._error = None
+            self._held = False
+            self._condition.notify_all()
+
+    def _is_loaded(self, g: int) -> bool:
+        return g % self._count in self._settled or self._loaded[g % self._count] >= g
+
+    def _work(self) -> None:
+        while (task := self._next()) is not None:
+            try:
+                self._carry_out(task)
+            except LayeringError as error:
+                self._fail(error)
+            except Exception as error:
+                self._fail(LayeringError(f"the loader failed: {error!r}", remedy="report this as a fault"))
+
+    def _next(self) -> _Task | None:
+        """The next read, once it may begin; None when the loader stops."""
+        with self._condition:
+            while not self._stopping:
+                task = self._head()
+                if task is not None and self._may_begin(task):
+                    if self._under_way == 0:
+                        self._busy_since = time.perf_counter()
+                    self._under_way += 1
+                    return self._queue.popleft()
+                self._condition.wait()
+            return None
+
+    def _may_begin(self, task: _Task) -> bool:
+        return not self._held and self._error is None and self._finished >= task.g - task.read.lag
+
+    def _head(self) -> _Task | None:
+        """The first read not yet begun, after moving the cursor past blocks that have all they need."""
+        for _ in range(self._count):
+            if self._queue:
+                return self._queue[0]
+            block = self._cursor % self._count
+            reads = [read for read in self._schedule.reads[block] if not (read.once and block in self._kept)]
+            self._queue.extend(_Task(self._cursor, read) for read in reads)
+            if reads:
+                self._missing[self._cursor] = len(reads)
+            self._cursor += 1
+        return self._queue[0] if self._queue else None
+
+    def _carry_out(self, task: _Task) -> None:
+        read = task.read
+        self._file.read_into(self._arena.view(read.target, read.length), self._extents[read.extent].offset + read.offset)
+        with self._condition:
+            self.bytes_read += read.length
+            self._missing[task.g] -= 1
+            complete = self._missing[task.g] == 0
+        if complete:
+            self._check(task.g % self._count)
+        with self._condition:
+            if complete:
+                self._publish(task.g)
+            self._leave()
+
+    def _publish(self, g: int) -> None:
+        block = g % self._count
+        del self._missing[g]
+        self._loaded[block] = g
+        self._kept.add(block)
+        if all(read.once for read in self._schedule.reads[block]):
+            self._settled.add(block)
+
+    def _leave(self) -> None:
+        self._under_way -= 1
+        if self._under_way == 0:
+            self.read_seconds += time.perf_counter() - self._busy_since
+        self._condition.notify_all()
+
+    def _fail(self, error: LayeringError) -> None:
+        with self._condition:
+            if self._error is None:
+                self._error = error
+            self._leave()
+
+    def _check(self, block: int) -> None:
+        """Compare the checksums of the block's extents, which have all arrived and which nothing overwrites yet."""
+        target = self._schedule.offsets[block]
+        for index in dict.fromkeys(read.extent for read in self._schedule.reads[block]):
+            extent = self._extents[index]
+            if self._verify == "always" or (self._verify == "first" and index not in self._checked):
+                verify_extent(extent, index, self._arena.view(target, extent.length), path=self._file.path)
+                self._checked.add(index)
+            target += extent.length

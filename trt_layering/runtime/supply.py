@@ -1,0 +1,144 @@
+"""How a chain's engines get their weights: streamed through the arena, or resident from the start.
+
+May import the store, the schedule and the loader. What reading and checking raise (ReadError, CorruptError) comes from
+`keep` at once, and with `stream` from the loader later.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trt_layering.backends.base import Engine, Runtime
+from trt_layering.runtime.arena import Arena
+from trt_layering.runtime.loader import Loader, LoaderOptions
+from trt_layering.schedule.residency import Schedule, lay_out
+from trt_layering.store.manifest import PAGE, WEIGHTS_FILE, Chain
+from trt_layering.store.reader import WeightFile, verify_extent
+
+
+@dataclass
+class Supply:
+    """A chain's engines, the loader that says when each may execute, and the memory and the file behind both; it owns
+    all of them until `close`."""
+
+    engines: list[Engine]
+    loader: Loader
+    arena: Arena
+    file: WeightFile
+    mode: str
+    resident_bytes: int
+
+    @property
+    def fallbacks(self) -> list[str]:
+        """What could not be had as asked, in words."""
+        return [f"weights are read through the page cache: {self.file.fallback}"] if self.file.fallback else []
+
+    def close(self) -> None:
+        """Close everything; `loader.stop` comes first and may come from another thread."""
+        self.loader.stop()
+        for engine in self.engines:
+            engine.close()
+        self.engines.clear()
+        gc.collect()
+        self.arena.close()
+        self.file.close()
+
+
+def stream(
+    folder: Path,
+    chain: Chain,
+    runtime: Runtime,
+    buffers: Mapping[str, Any],
+    options: LoaderOptions,
+    arena_bytes: int,
+) -> Supply:
+    """Engines over an arena of at most `arena_bytes`, through which the weights pass."""
+    blocks = [[(e, chain.extents[e].length) for e in block.extents] for block in chain.blocks]
+    schedule = lay_out(blocks, arena_bytes, options.read_bytes, chain.times.execute_seconds, chain.times.read_rate)
+    arena, file = _open_memory_and_file(folder, schedule.arena_bytes, options)
+    loader = Loader(schedule, chain.extents, arena, file, options)
+    supply = Supply([], loader, arena, file, schedule.mode, schedule.resident_bytes)
+    try:
+        if schedule.arena_bytes:
+            file.read_into(arena.view(0, PAGE), 0)  # shows whether direct reads work
+        for block, offset in zip(chain.blocks, schedule.offsets, strict=True):
+            weights = _views(chain, block.extents, arena, offset)
+            supply.engines.append(runtime.open_streamed(folder, block, weights, buffers))
+            weights.clear()
+    except BaseException:
+        supply.close()
+        raise
+    return supply
+
+
+def keep(folder: Path, chain: Chain, runtime: Runtime, buffers: Mapping[str, Any], options: LoaderOptions) -> Supply:
+    """Engines that have all their weights, in copies of their own. Largest blocks first, so that what is needed twice
+    while a block is opened adds least to the whole."""
+    sizes = [chain.block_bytes(index) for index in range(len(chain.blocks))]
+    arena, file = _open_memory_and_file(folder, 0, options)
+    loader = Loader(Schedule(0, (0,) * len(sizes), ((),) * len(sizes)), chain.extents, arena, file, options)
+    supply = Supply([], loader, arena, file, "resident", sum(sizes))
+    engines: dict[int, Engine] = {}
+    try:
+        for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+            block = chain.blocks[index]
+            with closing(Arena(sizes[index])) as staging:
+                _read(chain, block.extents, staging, file, options)
+                weights = _views(chain, block.extents, staging, 0)
+                engines[index] = runtime.open_resident(folder, block, weights, buffers)
+                weights.clear()
+            loader.bytes_read += sizes[index]
+    except BaseException:
+        supply.engines.extend(engines.values())
+        supply.close()
+        raise
+    supply.engines.extend(engines[index] for index in range(len(sizes)))
+    return supply
+
+
+def _open_memory_and_file(folder: Path, size: int, options: LoaderOptions) -> tuple[Arena, WeightFile]:
+    arena = Arena(size)
+    try:
+        return arena, WeightFile(folder / WEIGHTS_FILE, direct=options.direct_io)
+    except BaseException:
+        arena.close()
+        raise
+
+
+def _read(chain: Chain, extents: Iterable[int], memory: Arena, file: WeightFile, options: LoaderOptions) -> None:
+    """Read `extents` one after the other to the start of `memory`."""
+    target = 0
+    for index in extents:
+        extent = chain.extents[index]
+        for start in range(0, extent.length, options.read_bytes):
+            length = min(options.read_bytes, extent.length - start)
+            file.read_into(memory.view(target + start, length), extent.offset + start)
+        if options.verify != "never":
+            verify_extent(extent, index, memory.view(target, extent.length), path=file.path)
+        target += extent.length
+
+
+def _views(chain: Chain, extents: Iterable[int], memory: Arena, offset: int) -> dict[str, np.ndarray[Any, Any]]:
+    """The tensors of `extents`, which begin at `offset` of `memory`, by name."""
+    views = {}
+    for index in extents:
+        extent = chain.extents[index]
+        for tensor in extent.tensors:
+            views[tensor.name] = memory.array(offset + tensor.offset, _dtype(tensor.dtype), tensor.shape)
+        offset += extent.length
+    return views
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    if name != "bfloat16":
+        return np.dtype(name)
+    import ml_dtypes
+
+    return np.dtype(ml_dtypes.bfloat16)

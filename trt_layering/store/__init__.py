@@ -1,0 +1,1 @@
+"""Bytes on disk: the manifest, the weight store, and reads from it."""

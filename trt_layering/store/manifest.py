@@ -1,0 +1,421 @@
+"""`chain.json`: the typed description of a built chain, its reading and its writing, and where finished chains lie.
+
+May import errors. A file that is missing, changed by one bit, of another format version, or that says what cannot be
+(bytes outside `weights.bin`, files outside its folder, activations nobody makes) raises a StoreError and is not used.
+`docs/format.md` is the normative text of what is here.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shlex
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import xxhash
+from msgspec import Meta
+
+from trt_layering.errors import BuildError, CorruptError, ForeignError, NotBuiltError, ReadError, UsageError
+
+FORMAT_VERSION = 1
+MANIFEST_FILE = "chain.json"
+WEIGHTS_FILE = "weights.bin"
+PAGE = 4096
+TENSOR_ALIGNMENT = 64
+MANIFEST_LIMIT = 64 * 1024 * 1024
+
+DTYPE_BITS = {
+    "bool": 8, "int8": 8, "uint8": 8, "int16": 16, "uint16": 16, "int32": 32, "uint32": 32, "int64": 64, "uint64": 64,
+    "float16": 16, "bfloat16": 16, "float32": 32, "float64": 64, "complex64": 64, "complex128": 128,
+    "float8e4m3fn": 8, "float8e4m3fnuz": 8, "float8e5m2": 8, "float8e5m2fnuz": 8, "float8e8m0": 8,
+    "float4e2m1": 4, "int4": 4, "uint4": 4, "int2": 2, "uint2": 2,
+}  # fmt: skip
+"""Bits of one element of each dtype a weight may have; elements under 8 bits are packed, lowest bits first."""
+
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+VERSION_NAME = re.compile(r"[1-9][0-9]{0,8}")
+
+Count = Annotated[int, Meta(ge=0, le=2**62)]
+Pages = Annotated[int, Meta(ge=0, le=2**62, multiple_of=PAGE)]
+Text = Annotated[str, Meta(min_length=1)]
+PlainName = Annotated[str, Meta(pattern=rf"^{_PLAIN_NAME.pattern}\Z")]
+Hash64 = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
+Hash128 = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
+Magnitude = Annotated[float, Meta(ge=0)]
+Shape = Annotated[tuple[Count, ...], Meta(max_length=64)]
+Dim = Count | Text | None
+
+
+class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class Value(_Record, frozen=True):
+    """An activation, a model input or a model output. `dtype` is numpy's word ("float32"), or ONNX's where numpy has
+    none ("bfloat16", "string"). A dim is a number, a symbol, or None where unknown; shape None: rank unknown."""
+
+    name: Text
+    dtype: Text
+    shape: Annotated[tuple[Dim, ...], Meta(max_length=64)] | None
+
+
+class Tensor(_Record, frozen=True):
+    """One weight; `offset` counts from the start of its extent and is a multiple of 64."""
+
+    name: Text
+    dtype: Text
+    shape: Shape
+    offset: Annotated[int, Meta(ge=0, le=2**62, multiple_of=TENSOR_ALIGNMENT)]
+    nbytes: Count
+
+
+class Extent(_Record, frozen=True):
+    """A run of `weights.bin` read as a whole: `offset` and `length` are multiples of 4096; `checksum` is xxh3-64 (hex)
+    of all `length` bytes, padding included."""
+
+    offset: Pages
+    length: Pages
+    checksum: Hash64
+    tensors: tuple[Tensor, ...]
+
+
+class Block(_Record, frozen=True):
+    """One block: `file` is its engine, `digest` that file's xxh3-128 (hex), `extents` index `Chain.extents` in the
+    order in which they lie in the arena. `inputs` and `outputs` are activations by name."""
+
+    name: PlainName
+    file: PlainName
+    digest: Hash128
+    extents: tuple[Count, ...]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+
+
+class Backend(_Record, frozen=True):
+    """What built the chain, and what its engines depend on; both must match the machine that opens it."""
+
+    name: str
+    version: str
+    fingerprint: dict[str, str]
+
+
+class Memory(_Record, frozen=True):
+    """Bytes beyond the arena, measured by the build's check at `shapes`: `activations` passed between blocks, `scratch`
+    used inside blocks, `engines` the opened engines and the inference library's own state."""
+
+    activations: Count
+    scratch: Count
+    engines: Count
+    shapes: dict[str, Shape]
+
+
+class Check(_Record, frozen=True):
+    """How the finished chain compared with the uncut model on seeded inputs: largest absolute difference, and the
+    largest absolute value of the uncut model's outputs."""
+
+    max_abs_diff: Magnitude
+    max_abs_output: Magnitude
+    seed: int
+
+
+class Times(_Record, frozen=True):
+    """What the build's check measured: seconds that each block executed, and the drive's rate in bytes per second."""
+
+    execute_seconds: tuple[Magnitude, ...]
+    read_rate: Magnitude
+
+
+class Chain(_Record, frozen=True):
+    """All that is known of a built chain. `extents` follow each other in `weights.bin` without gaps, from byte 0."""
+
+    format: int
+    name: PlainName
+    source: str
+    source_digest: str
+    backend: Backend
+    precision: str
+    optimised: bool
+    block_size: Count
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    extents: tuple[Extent, ...]
+    blocks: tuple[Block, ...]
+    memory: Memory
+    times: Times
+    check: Check
+
+    def block_bytes(self, index: int) -> int:
+        """Arena bytes that block `index` needs: its extents one after the other."""
+        return sum(self.extents[e].length for e in self.blocks[index].extents)
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of all extents, each counted once."""
+        return sum(e.length for e in self.extents)
+
+
+class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
+    digest: str
+    chain: msgspec.Raw
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
+# ---------------------------------------------------------------------------------------------- reading and writing
+
+
+def read_manifest(folder: Path) -> Chain:
+    """The chain that `folder` (`<repository>/<name>/<version>`) holds. Reads `chain.json` alone: the files it names are
+    for `reader.check_store`. Raises NotBuiltError where there is no finished chain, CorruptError, ForeignError,
+    ReadError."""
+    folder = Path(folder)
+    path = folder / MANIFEST_FILE
+    if not os.path.lexists(path):
+        state = "an unfinished build" if folder.is_dir() else "no such folder"
+        raise NotBuiltError(f"there is no finished chain: {state}", where=str(folder), remedy=rebuild_remedy(folder))
+    with _reading(path), open(open_plain(path), "rb") as file:
+        data = file.read(MANIFEST_LIMIT + 1)
+    if len(data) > MANIFEST_LIMIT:
+        raise _corrupt(path, f"is larger than {MANIFEST_LIMIT} bytes")
+    return _decode(data, path)
+
+
+def write_manifest(folder: Path, chain: Chain) -> None:
+    """Writes `chain.json` into `folder`: afterwards it is on the disk, and at no moment is a part of it there. Raises
+    BuildError for a chain that `read_manifest` would refuse; OSError where the disk refuses."""
+    raw = msgspec.json.encode(chain)
+    data = msgspec.json.encode(_Envelope(xxhash.xxh3_128_hexdigest(raw), msgspec.Raw(raw)))
+    path = Path(folder) / MANIFEST_FILE
+    try:
+        _decode(data, path)
+    except (CorruptError, ForeignError) as error:
+        raise BuildError(f"the chain makes no sense: {error.what}", where=error.where) from error
+    draft = path.with_name(MANIFEST_FILE + ".draft")
+    with open(draft, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(draft, path)
+    sync_folder(path.parent)
+
+
+def _decode(data: bytes, path: Path) -> Chain:
+    try:
+        envelope = msgspec.json.decode(data, type=_Envelope)
+        canonical = msgspec.json.encode(envelope) == data
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise _corrupt(path, f"is not a manifest: {error}") from error
+    if not canonical or xxhash.xxh3_128_hexdigest(bytes(envelope.chain)) != envelope.digest:
+        raise _corrupt(path, "was changed after it was written: its digest does not match")
+    try:
+        version = msgspec.json.decode(envelope.chain, type=_Format).format
+        if version != FORMAT_VERSION:
+            raise ForeignError(
+                f"the chain has format {version}; this version of trt-layering reads format {FORMAT_VERSION}",
+                where=str(path), remedy=rebuild_remedy(path.parent),
+            )  # fmt: skip
+        chain = msgspec.json.decode(envelope.chain, type=Chain)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise _corrupt(path, f"is not a manifest: {error}") from error
+    fault = next(_faults(chain), None)
+    if fault is not None:
+        raise _corrupt(path, f"makes no sense: {fault}")
+    return chain
+
+
+def _faults(chain: Chain) -> Iterator[str]:
+    """What in `chain` contradicts itself; what one field alone can say wrongly is in the types."""
+    yield from _extent_faults(chain)
+    yield from _file_faults(chain)
+    yield from _value_faults(chain)
+    if len(chain.times.execute_seconds) not in (0, len(chain.blocks)):
+        yield f"{len(chain.times.execute_seconds)} times for {len(chain.blocks)} blocks"
+
+
+def _extent_faults(chain: Chain) -> Iterator[str]:
+    end = 0
+    for index, extent in enumerate(chain.extents):
+        if extent.offset != end or extent.length == 0:
+            yield f"extent {index} has {extent.length} bytes from {extent.offset}; the one before it ends at {end}"
+        end = extent.offset + extent.length
+        filled = 0
+        for tensor in extent.tensors:
+            where = f"tensor {tensor.name!r} of extent {index}"
+            if tensor.nbytes != tensor_nbytes(tensor.dtype, tensor.shape):
+                yield f"{where} has {tensor.nbytes} bytes, which is not {tensor.dtype!r} of shape {tensor.shape}"
+            if tensor.offset < filled or tensor.offset + tensor.nbytes > extent.length:
+                yield f"{where} lies over another tensor or outside its extent"
+            filled = tensor.offset + tensor.nbytes
+
+
+def _file_faults(chain: Chain) -> Iterator[str]:
+    digests: dict[str, str] = {}
+    names: set[str] = set()
+    for block in chain.blocks:
+        if block.name in names:
+            yield f"two blocks are called {block.name!r}"
+        names.add(block.name)
+        if block.file in (MANIFEST_FILE, WEIGHTS_FILE) or digests.setdefault(block.file, block.digest) != block.digest:
+            yield f"block {block.name!r} names {block.file!r} as its engine, which is something else"
+        if any(index >= len(chain.extents) for index in block.extents):
+            yield f"block {block.name!r} names an extent that is not there"
+        elif len(set(block.extents)) != len(block.extents):
+            yield f"block {block.name!r} names an extent twice"
+        else:
+            weights = [tensor.name for index in block.extents for tensor in chain.extents[index].tensors]
+            if len(set(weights)) != len(weights):
+                yield f"block {block.name!r} has two weights of one name"
+
+
+def _value_faults(chain: Chain) -> Iterator[str]:
+    known = {value.name for value in chain.inputs}
+    if len(known) != len(chain.inputs):
+        yield "two inputs have one name"
+    for block in chain.blocks:
+        for value in block.inputs:
+            if value.name not in known:
+                yield f"block {block.name!r} needs {value.name!r}, which no earlier block makes"
+        for value in block.outputs:
+            if value.name in known:
+                yield f"block {block.name!r} makes {value.name!r}, which is there already"
+            known.add(value.name)
+    for value in chain.outputs:
+        if value.name not in known:
+            yield f"no block makes the output {value.name!r}"
+    blocks = (value for block in chain.blocks for value in (*block.inputs, *block.outputs))
+    for value in (*chain.inputs, *chain.outputs, *blocks):
+        if value.dtype not in DTYPE_BITS and value.dtype != "string":
+            yield f"{value.name!r} has the unknown dtype {value.dtype!r}"
+
+
+def tensor_nbytes(dtype: str, shape: tuple[int, ...]) -> int | None:
+    """Bytes that a weight of `dtype` and `shape` takes, packed where elements are under 8 bits; None: unknown dtype."""
+    bits = DTYPE_BITS.get(dtype)
+    return None if bits is None else -(-prod(shape) * bits // 8)
+
+
+# ---------------------------------------------------------------------------------------------------- the repository
+
+
+def resolve(repository: Path, name: str, version: int | None = None) -> Path:
+    """Folder of the newest finished version of `name`, or of `version`. A version is a folder itself, never a link to
+    one. Raises UsageError for a name no chain can have, NotBuiltError with what there is instead."""
+    repository = Path(repository)
+    home = repository / check_name(name)
+    finished = finished_versions(repository, name)
+    if version is None and finished:
+        return home / str(finished[-1])
+    if version in finished:
+        return home / str(version)
+    remedy = rebuild_remedy(home / "1")
+    if finished:
+        there = ", ".join(map(str, finished))
+        raise NotBuiltError(
+            f"chain {name!r} has no version {version}; finished are {there}", where=str(home), remedy=remedy
+        )
+    others = ", ".join(finished_chains(repository)) or "none"
+    raise NotBuiltError(
+        f"chain {name!r} is not built; chains there: {others}", where=str(repository), remedy=remedy
+    )
+
+
+def finished_versions(repository: Path, name: str) -> list[int]:
+    """Versions of `name` whose build finished, oldest first; empty where there is none."""
+    home = Path(repository) / check_name(name)
+    found = [e for e in _entries(home) if VERSION_NAME.fullmatch(e.name) and e.is_dir(follow_symlinks=False)]
+    return sorted(int(entry.name) for entry in found if os.path.lexists(os.path.join(entry, MANIFEST_FILE)))
+
+
+def finished_chains(repository: Path) -> list[str]:
+    """Names of the chains in `repository` that have a finished version, sorted."""
+    names = [entry.name for entry in _entries(Path(repository)) if _PLAIN_NAME.fullmatch(entry.name)]
+    return sorted(name for name in names if finished_versions(repository, name))
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise NotBuiltError(f"chains cannot be listed: {error.strerror}", where=str(folder)) from error
+
+
+def check_name(name: str) -> str:
+    """`name`, if a chain, a block or a file of theirs can be called that. Raises UsageError."""
+    if _PLAIN_NAME.fullmatch(name) is None:
+        raise UsageError(
+            f"{name!r} cannot name a chain or a file of one",
+            remedy="use up to 128 of the letters a-z A-Z, digits, '.', '_' and '-', not beginning with '.'",
+        )
+    return name
+
+
+def rebuild_remedy(folder: Path) -> str:
+    """What to tell someone whose chain in `folder` (`<repository>/<name>/<version>`) cannot be used."""
+    home = Path(folder).absolute().parent
+    name, repository = shlex.quote(home.name), shlex.quote(str(home.parent))
+    return f"build it: trt-layering build MODEL.onnx --name {name} --repository {repository}"
+
+
+# ------------------------------------------------------------------------------------------------- files of a version
+
+
+def open_plain(path: Path) -> int:
+    """A descriptor to read `path`, which must be a file by itself: not a link of either kind (it would lie outside its
+    folder too), not a device. The caller closes it. Raises CorruptError; ReadError if this process may not open it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError as error:
+        raise _corrupt(path, "is missing") from error
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise _corrupt(path, "is a symbolic link" if error.errno == errno.ELOOP else "is not a file") from error
+        raise ReadError(f"{path.name} cannot be opened: {error.strerror}", where=str(path)) from error
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
+        return descriptor
+    os.close(descriptor)
+    raise _corrupt(path, "is a hard link" if stat.S_ISREG(status.st_mode) else "is not a file")
+
+
+def file_digest(path: Path) -> str:
+    """xxh3-128 (hex) of the bytes of `path`, read a MiB at a time. Raises CorruptError and ReadError."""
+    digest = xxhash.xxh3_128()
+    with _reading(path), open(open_plain(path), "rb", buffering=0) as file:
+        while piece := file.read(1024 * 1024):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ReadError(f"{path.name} cannot be read: {error.strerror or error}", where=str(path)) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Puts the names in `folder` on the disk, as fsync of a file puts its bytes. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _corrupt(path: Path, what: str) -> CorruptError:
+    # What is told may quote a hostile file: nothing in it may reach a terminal as a control sequence.
+    told = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in what)
+    return CorruptError(f"{path.name} {told}", where=str(path), remedy=rebuild_remedy(path.parent))
