@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trt_layering.backends.onnxruntime.runtime import share_thread_pool
     from trt_layering.building import Built, build
     from trt_layering.errors import (
         BackendError,
@@ -49,6 +50,7 @@ _HOMES = {
     "build": "building",
     "footprint": "runtime.footprint",
     "open_chain": "runtime.chain",
+    "share_thread_pool": "backends.onnxruntime.runtime",
     "verify": "verification",
 }
 
@@ -76,6 +78,7 @@ __all__ = [
     "build",
     "footprint",
     "open_chain",
+    "share_thread_pool",
     "verify",
 ]
 

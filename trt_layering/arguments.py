@@ -96,15 +96,18 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
         _add_shape(parser, names, f"the {end} of a shape that varies")
 
 
-def _add_run(parser: argparse.ArgumentParser) -> None:
-    _add_chain(parser)
+def _add_inputs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--input", action="append", default=[], metavar="X=FILE", help=".npy, .npz or an image")
-    parser.add_argument(
-        "--mean", default="0", metavar="M", help="images: (pixel/255 - mean)/std; one, or one a channel"
-    )
-    parser.add_argument("--std", default="1", metavar="S", help="see --mean; like 0.229,0.224,0.225")
+    words = "images: (pixel/255 - mean)/std; one number, or one a channel (default: 0)"
+    parser.add_argument("--mean", default="0", metavar="M", help=words)
+    parser.add_argument("--std", default="1", metavar="S", help="see --mean; like 0.229,0.224,0.225 (default: 1)")
     _add_shape(parser, ("--shape", "--shapes"), "of random inputs, and of images where the model leaves it open")
     parser.add_argument("--seed", type=int, default=0, help="of random inputs (default: 0)")
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    _add_chain(parser)
+    _add_inputs(parser)
     parser.add_argument("--output", metavar="FILE", help="write the outputs to a .npz (all) or .npy (the only one)")
     parser.add_argument("--iterations", type=int, default=1, metavar="N", help="how often to run (default: 1)")
     parser.add_argument("--direct-io", choices=("auto", "always", "never"), help="past the page cache (default: auto)")
@@ -116,8 +119,9 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 def _add_verify(parser: argparse.ArgumentParser) -> None:
     _add_chain(parser)
     parser.add_argument("--onnx", metavar="MODEL.onnx", help="the uncut model (CONFIG.yaml has it already)")
-    parser.add_argument("--atol", type=float, metavar="A", help="largest absolute difference that passes")
-    parser.add_argument("--rtol", type=float, metavar="R", help="the same, relative to the largest output")
+    words = "largest difference that passes, as a part of the largest output (default: 1e-5); 0: bit for bit"
+    parser.add_argument("--tolerance", type=float, metavar="T", help=words)
+    _add_inputs(parser)
 
 
 def _add_inspect(parser: argparse.ArgumentParser) -> None:

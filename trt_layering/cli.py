@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from trt_layering.config import Model
+    from trt_layering.inputs import Feeds
+    from trt_layering.store.manifest import Value
 
 
 _INTERRUPTED = 130
@@ -141,7 +143,7 @@ def _build(model: Model, repository: str) -> dict[str, Any]:
     return {
         "name": model.name, "version": int(path.name), "path": str(path), "seconds": time.monotonic() - begin,
         "backend": manifest.backend.name, "precision": manifest.precision, "blocks": len(manifest.blocks),
-        "weights_bytes": manifest.weights_bytes, "floor_bytes": tl.floor(model.name, repository=repository).total,
+        "weights_bytes": manifest.weights_bytes, "floor_bytes": tl.footprint(model.name, repository=repository).floor,
         "max_abs_diff": manifest.check.max_abs_diff, "max_abs_output": manifest.check.max_abs_output,
     }  # fmt: skip
 
@@ -152,18 +154,13 @@ def run(options: argparse.Namespace) -> Result:
     if options.iterations < 1:
         raise UsageError(f"--iterations must be 1 or more, not {options.iterations}")
     import trt_layering as tl
-    from trt_layering import inputs
     from trt_layering.runtime import meter
 
     loader = tl.LoaderOptions(**{**target.loader, **arguments.loader_flags(options)})
-    shapes, pixels = arguments.shapes(options.shape), arguments.pixels(options)
     with tl.open_chain(
         target.name, repository=target.repository, budget=target.budget, version=target.version, loader=loader
     ) as chain:
-        if options.input:
-            feeds = inputs.load(options.input, chain.inputs, shapes=shapes, pixels=pixels)
-        else:
-            feeds = inputs.seeded(chain.inputs, shapes, options.seed)
+        feeds = _feeds(options, chain.inputs)
         seconds = []
         with Progress(sys.stderr) as progress:
             for done in range(options.iterations):
@@ -175,6 +172,16 @@ def run(options: argparse.Namespace) -> Result:
     if options.output:
         _write(Path(options.output), outputs)
     return _ran(target.name, outputs, seconds, stats, meter.peak_rss_bytes())
+
+
+def _feeds(options: argparse.Namespace, values: Sequence[Value]) -> Feeds:
+    """Arrays for the inputs `values`, from the files that were named or else random ones."""
+    from trt_layering import inputs
+
+    shapes, pixels = arguments.shapes(options.shape), arguments.pixels(options)
+    if options.input:
+        return inputs.load(options.input, values, shapes=shapes, pixels=pixels)
+    return inputs.seeded(values, shapes, options.seed)
 
 
 def _ran(
@@ -234,21 +241,25 @@ def verify(options: argparse.Namespace) -> Result:
     onnx = options.onnx or target.onnx
     if onnx is None:
         raise UsageError("verify needs the uncut model", remedy="add --onnx MODEL.onnx")
+    import trt_layering as tl
     from trt_layering.config import resolve_model
-    from trt_layering.verify import verify as compare
+    from trt_layering.store.manifest import read_manifest, resolve
 
-    limits = {key: value for key, value in (("atol", options.atol), ("rtol", options.rtol)) if value is not None}
-    found = compare(target.name, onnx=resolve_model(onnx), repository=target.repository, budget=target.budget, **limits)
+    manifest = read_manifest(resolve(Path(target.repository), target.name, target.version))
+    asked = {} if options.tolerance is None else {"tolerance": options.tolerance}
+    if options.input or options.shape:
+        asked["feeds"] = _feeds(options, manifest.inputs)
+    found = tl.verify(
+        target.name, onnx=resolve_model(onnx), repository=target.repository, budget=target.budget,
+        seed=options.seed, **asked,
+    )  # fmt: skip
     data = {
         "name": target.name, "onnx": str(onnx), "passed": found.passed, "max_abs_diff": found.max_abs_diff,
         "max_abs_output": found.max_abs_output, "per_output": found.per_output,
     }  # fmt: skip
     verdict = "agrees with" if found.passed else "DIFFERS from"
-    line = (
-        f"{target.name} {verdict} {onnx}: largest difference {found.max_abs_diff:.3g}, "
-        f"largest output {found.max_abs_output:.3g}"
-    )
-    return Result(data, [line], 0 if found.passed else 1)
+    numbers = f"largest difference {found.max_abs_diff:.3g}, largest output {found.max_abs_output:.3g}"
+    return Result(data, [f"{target.name} {verdict} {onnx}: {numbers}"], 0 if found.passed else 1)
 
 
 def inspect(options: argparse.Namespace) -> Result:

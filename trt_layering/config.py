@@ -26,7 +26,6 @@ _PACKAGE = "package:"
 _NAME = r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}\Z"
 _EXAMPLES = "see configs/ for examples"
 _PLAIN_WORDS = {
-    f"Expected `str` matching regex '{_NAME}'": "a name has letters, digits, '.', '_' and '-', and no '.' in front",
     "`object`": "a mapping",
     "`array`": "a list",
     "`str`": "text",
@@ -253,6 +252,8 @@ class _Document:
         choices = _choices_at(place)
         if choices:
             remedy = f"choose one of {', '.join(choices)}"
+        if "matching regex" in what:
+            what = "a name has letters, digits, '.', '_' and '-', 128 at most, and no '.' in front"
         for word, plain in _PLAIN_WORDS.items():
             what = what.replace(word, plain)
         return self.error(what, place, remedy or _EXAMPLES)

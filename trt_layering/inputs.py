@@ -7,6 +7,7 @@ model's inputs raises InputError, which names the input.
 from __future__ import annotations
 
 import difflib
+import warnings
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -189,18 +190,20 @@ def _read(
 
 
 def _read_npy(file: Path) -> Array:
-    with _file_errors(file):
-        array = np.load(file, allow_pickle=False)
+    with _file_errors(file), file.open("rb") as opened:
+        array = np.load(opened, allow_pickle=False)
         if not isinstance(array, np.ndarray):
             raise ValueError("it holds several arrays")
         return array
 
 
 def _read_npz(file: Path) -> Feeds:
-    with _file_errors(file), np.load(file, allow_pickle=False) as archive:
+    with _file_errors(file), file.open("rb") as opened:
+        archive = np.load(opened, allow_pickle=False)
         if isinstance(archive, np.ndarray):
             raise ValueError("it holds one array without a name")
-        return {key: archive[key] for key in archive.files}
+        with archive:
+            return {key: archive[key] for key in archive.files}
 
 
 @contextmanager
@@ -277,15 +280,17 @@ def _open_image(file: Path, layout: _Layout) -> Image:
         raise InputError("images need Pillow, which is not installed", where=str(file), remedy=remedy) from None
     mode = "L" if layout.channels == 1 else "RGB"
     try:
-        with PIL.Image.open(file) as opened:
-            if opened.width * opened.height > (PIL.Image.MAX_IMAGE_PIXELS or 1 << 27):
-                raise ValueError(f"{opened.width} x {opened.height} pixels are too many")
-            size = layout.size(opened.width, opened.height)
-            picture: Image = opened.convert(mode).resize(size, PIL.Image.Resampling.LANCZOS)
-            return picture
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", PIL.Image.DecompressionBombWarning)
+            with PIL.Image.open(file) as opened:
+                size = layout.size(opened.width, opened.height)
+                picture: Image = opened.convert(mode).resize(size, PIL.Image.Resampling.LANCZOS)
+                return picture
     except FileNotFoundError:
         raise InputError(f"there is no file {file.name!r}", where=str(file), remedy="name a file that exists") from None
-    except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
+    except (
+        OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning
+    ) as error:  # fmt: skip
         raise InputError(f"cannot read the image: {error}", where=str(file), remedy="give another image") from None
 
 

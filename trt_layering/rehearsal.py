@@ -44,13 +44,13 @@ def _without_shapes(draft: Chain) -> Chain:
 
 def _run(task: Mapping[str, Any]) -> dict[str, Any]:
     """In the child."""
-    import onnxruntime  # noqa: F401  # the library's own code is not what the chain takes
-
+    from trt_layering.backends.onnxruntime.runtime import share_thread_pool
     from trt_layering.runtime import meter
     from trt_layering.runtime.chain import Chain as OpenChain
     from trt_layering.runtime.footprint import Footprint
     from trt_layering.runtime.loader import LoaderOptions
 
+    share_thread_pool()
     draft = msgspec.convert(task["chain"], Chain)
     base = meter.current_rss_bytes()
     trials = child.load_arrays(Path(task["trials"]))

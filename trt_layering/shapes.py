@@ -75,7 +75,7 @@ def parse_shape(value: object) -> Shape:
             value = [part.strip() for part in text[1:-1].split(",")] if text[1:-1].strip() else []
         else:
             value = re.split(r"[xX]", text) if text else []
-    if not isinstance(value, Sequence) or not all(re.fullmatch(r"\d{1,18}", str(part)) for part in value):
+    if not isinstance(value, Sequence) or not all(re.fullmatch(r"[0-9]{1,18}", str(part)) for part in value):
         raise UsageError(f"{value!r} is not a shape", remedy="write it like 1x3x224x224, every dim a number")
     shape = tuple(int(part) for part in value)
     if 0 in shape:
@@ -91,21 +91,20 @@ def parse_named(text: str) -> dict[str, Shape]:
     """
     parts = re.split(r",(?![^\[]*\])", text)
     try:
-        return _named(parts)
+        pairs = [_named(part) for part in parts]
     except UsageError:
-        return _named([text])
-
-
-def _named(parts: list[str]) -> dict[str, Shape]:
-    shapes: dict[str, Shape] = {}
-    for part in parts:
-        name, colon, dims = part.rpartition(":")
-        if not colon or not name:
-            raise UsageError(f"{part!r} is not a shape with a name", remedy="write it like x:1x3x224x224")
-        if name in shapes:
-            raise UsageError(f"the shape of {name!r} is given twice", remedy="give it once")
-        shapes[name] = parse_shape(dims)
+        pairs = [_named(text)]
+    shapes = dict(pairs)
+    if len(shapes) < len(pairs):
+        raise UsageError(f"{text!r} gives a shape twice", remedy="give it once")
     return shapes
+
+
+def _named(text: str) -> tuple[str, Shape]:
+    name, colon, dims = text.rpartition(":")
+    if not colon or not name:
+        raise UsageError(f"{text!r} is not a shape with a name", remedy="write it like x:1x3x224x224")
+    return name, parse_shape(dims)
 
 
 def format_shape(shape: Sequence[object]) -> str:

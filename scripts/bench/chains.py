@@ -8,11 +8,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import measure
 import models
 import numpy as np
+
+if TYPE_CHECKING:
+    from trt_layering import Footprint
 
 REPOSITORY = models.DEFAULT_FOLDER / "engines"
 BLOCK_SIZE = "16MiB"
@@ -32,7 +35,7 @@ def ensure(case: models.Case, *, block_size: str = BLOCK_SIZE, name: str | None 
     name = name or case.name
     if not rebuild:
         try:
-            tl.floor(name, repository=REPOSITORY)
+            tl.footprint(name, repository=REPOSITORY)
             return name
         except tl.StoreError:
             pass
@@ -64,24 +67,19 @@ def folder(name: str) -> Path:
     return resolve(REPOSITORY, name)
 
 
-def sizes(name: str) -> tuple[int, int]:
-    """Chain `name`'s floor and the bytes of its weights."""
+def footprint(name: str) -> Footprint:
+    """What chain `name` needs in memory."""
     import trt_layering as tl
-    from trt_layering.store.manifest import read_manifest
 
-    return tl.floor(name, repository=REPOSITORY).total, read_manifest(folder(name)).weights_bytes
-
-
-def budgets(floor: int, weights: int) -> list[tuple[str, int]]:
-    """Named budgets from the floor up to what holds everything; fractions of the weights that lie under it left out."""
-    steps = [("floor", floor)]
-    steps += [(f"{fraction:.0%}", int(fraction * weights)) for fraction in FRACTIONS if fraction * weights > floor]
-    return [*steps, ("all", everything(floor, weights))]
+    return tl.footprint(name, repository=REPOSITORY)
 
 
-def everything(floor: int, weights: int) -> int:
-    """A budget that holds all weights, once more in a layout that executes faster, and what the floor holds."""
-    return 2 * weights + floor
+def budgets(needs: Footprint) -> list[tuple[str, int]]:
+    """Named budgets from the floor up: fractions of the weights where they lie above it, all weights in the arena, and
+    everything resident."""
+    steps = [("floor", needs.floor)]
+    steps += [(f"{part:.0%}", int(part * needs.weights)) for part in FRACTIONS if part * needs.weights > needs.floor]
+    return [*steps, ("weights", needs.fixed + needs.weights), ("all", needs.resident)]
 
 
 def parser(description: str | None, default: Sequence[str]) -> argparse.ArgumentParser:

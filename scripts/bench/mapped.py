@@ -74,8 +74,8 @@ def compare(case: models.Case, name: str, budget: int) -> dict[str, Any]:
     prepared = _optimised(case.model, original)
     shapes = dict(case.shapes)
     forms = {
-        "optimised while loaded": dict(model=str(original), level="ORT_ENABLE_ALL"),
-        "optimised beforehand": dict(model=str(prepared), level="ORT_DISABLE_ALL"),
+        "optimised while loaded": {"model": str(original), "level": "ORT_ENABLE_ALL"},
+        "optimised beforehand": {"model": str(prepared), "level": "ORT_DISABLE_ALL"},
     }
     found: dict[str, Any] = {"limit_bytes": budget + PROCESS, "forms": {}}
     for form, arguments in forms.items():
@@ -90,7 +90,7 @@ def compare(case: models.Case, name: str, budget: int) -> dict[str, Any]:
 
 
 def _limited(function: Callable[..., Any], granted: int, /, **arguments: Any) -> dict[str, Any] | None:
-    """What the child function returns in a group of `granted` plus `PROCESS` bytes; None when that ended or stalled it."""
+    """What the child function returns in a group of `granted` plus `PROCESS` bytes; None when that stopped it."""
     with MemoryGroup(granted + PROCESS) as group:
         try:
             result: dict[str, Any] = measure.call(function, group=group, timeout=PATIENCE, **arguments)

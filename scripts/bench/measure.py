@@ -275,7 +275,7 @@ def drive_rate(file: Path, *, threads: int = 2, size: int = 8 * MIB, most: int =
     except OSError:
         descriptor, access = os.open(file, os.O_RDONLY), "buffered reads, cache dropped before"
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    requests = iter(range(0, min(file.stat().st_size, most) // size * size, size))
+    requests = iter(range(0, min(file.stat().st_size, most), size))
     lock, counts = threading.Lock(), []
 
     def read() -> None:

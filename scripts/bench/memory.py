@@ -51,17 +51,17 @@ def baseline(modules: Sequence[str]) -> int:
 
 def measure_case(case: models.Case, rebuild: bool) -> list[dict[str, Any]]:
     name = chains.ensure(case, rebuild=rebuild)
-    floor, weights = chains.sizes(name)
+    needs = chains.footprint(name)
     rows = []
     bare = 0
-    for label, budget in chains.budgets(floor, weights):
+    for label, budget in chains.budgets(needs):
         found = measure.call(peak, name=name, budget=budget, shapes=dict(case.shapes), runs=RUNS)
         bare = bare or baseline(found["modules"])
         del found["modules"]
         used = found["peak_bytes"] - bare
         rows.append(
             {
-                "case": case.name, "label": label, "weights_bytes": weights, "budget_bytes": budget,
+                "case": case.name, "label": label, "weights_bytes": needs.weights, "budget_bytes": budget,
                 "baseline_bytes": bare, "used_bytes": used, "over_bytes": used - budget,
                 "held": used <= budget + ALLOWANCE, **found,
             }

@@ -51,7 +51,7 @@ def build_killed_at(repository: Path, point: int) -> bool:
     child = os.fork()
     if child == 0:
 
-        def kill(number: int, name: str) -> None:  # noqa: ARG001
+        def kill(number: int, name: str) -> None:
             if number == point:
                 os.kill(os.getpid(), signal.SIGKILL)
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.store.samples import H, X, chain_of, forge, publish_tiny
-from trt_layering.errors import BuildError, CorruptError, ForeignError, NotBuiltError, UsageError
+from trt_layering.errors import BuildError, CorruptError, ForeignError, NotBuiltError, ReadError, UsageError
 from trt_layering.store import manifest
 from trt_layering.store.manifest import (
     DTYPE_BITS,
@@ -21,8 +22,10 @@ from trt_layering.store.manifest import (
     Chain,
     Extent,
     Tensor,
+    file_digest,
     finished_chains,
     finished_versions,
+    plain_digest,
     read_manifest,
     resolve,
     tensor_nbytes,
@@ -131,6 +134,20 @@ def test_the_remedy_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
     with pytest.raises(NotBuiltError) as caught:
         resolve(repository, "m")
     assert f"--name m --repository '{repository}'" in caught.value.remedy
+
+
+def test_a_model_may_be_a_link_and_a_version_s_file_may_not(tmp_path: Path) -> None:
+    model = tmp_path / "model.onnx"
+    model.write_bytes(b"a" * 3_000_000)
+    digest = xxhash.xxh3_128_hexdigest(b"a" * 3_000_000)
+    assert plain_digest(model) == digest
+    link = tmp_path / "link.onnx"
+    link.symlink_to(model)
+    assert file_digest(link) == digest
+    with pytest.raises(CorruptError, match=r"link\.onnx is a symbolic link"):
+        plain_digest(link)
+    with pytest.raises(ReadError, match="cannot be read: No such file"):
+        file_digest(tmp_path / "none.onnx")
 
 
 def test_packed_sizes() -> None:

@@ -34,6 +34,7 @@ _FUNCTIONS: dict[str, Callable[..., float]] = {
     "ceiling": math.ceil,
     "max": max,
     "min": min,
+    "mod": operator.mod,
 }
 
 
@@ -162,7 +163,7 @@ def choose_cuts(graph: ir.Graph, cuts: Sequence[Cut], block_size: int, sizes: Ma
     `block_size`. Of all such choices this one minimises the sum of widths plus `BLOCK_COST` per block, in linear time.
     """
     flow = Dataflow(graph)
-    bounds = [0, *sorted(cut.position for cut in cuts), len(flow.nodes)]
+    bounds = [0, *sorted({cut.position for cut in cuts}), len(flow.nodes)]
     width = {cut.position: cut.width_bytes for cut in cuts}
     runs = [_run_weights(flow, begin, end, sizes) for begin, end in pairwise(bounds)]
     cost = [0]

@@ -122,3 +122,10 @@ def outer_reads(node: ir.Node, graph: ir.Graph) -> Iterator[ir.Value]:
     for body in subgraphs(node):
         for inner in ir.traversal.RecursiveGraphIterator(body):
             yield from (value for value in inner.inputs if value is not None and value.graph is graph)
+
+
+def own_values(graph: ir.Graph) -> Iterator[ir.Value]:
+    """The values that `graph` itself defines, without those of its subgraphs."""
+    yield from graph.inputs
+    yield from (value for value in graph.initializers.values() if not value.is_graph_input())
+    yield from (output for node in graph for output in node.outputs)

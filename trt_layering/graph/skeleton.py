@@ -10,6 +10,7 @@ external data, with `INSIDE` for its location and the offset counted from the st
 from __future__ import annotations
 
 import mmap
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from trt_layering.errors import ModelError
 
 INSIDE = "\0inside"
 LARGE = 1024
+_LONGEST_MESSAGE = 2**31
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
@@ -59,14 +61,14 @@ def read_skeleton(path: Path) -> onnx.ModelProto:
 
     Raises ModelError when the bytes are no protobuf message, and OSError when the file cannot be read.
     """
-    with path.open("rb") as file:
-        if file.seek(0, 2) == 0:
-            raise _broken("is empty", path)
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            try:
-                model: onnx.ModelProto = onnx.ModelProto.FromString(_shrink(data, 0, len(data), "ModelProto"))
-            except Exception as error:  # ValueError from here, several kinds from the parser of another library
-                raise _broken("is truncated or not an ONNX model", path) from error
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode) or not status.st_size:
+        raise _broken("is empty" if stat.S_ISREG(status.st_mode) else "is not a regular file", path)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        try:
+            model: onnx.ModelProto = onnx.ModelProto.FromString(_shrink(data, 0, len(data), "ModelProto"))
+        except Exception as error:  # ValueError from here, several kinds from another library's parser
+            raise _broken("is truncated or not an ONNX model", path) from error
     return model
 
 
@@ -85,23 +87,28 @@ def _shrink(data: mmap.mmap, begin: int, end: int, message: str) -> bytes:
         child = children.get(field.number)
         if child and field.wire_type == _BYTES and field.end - field.value >= LARGE:
             shrunk = _shrink(data, field.value, field.end, child)
-            parts += [data[kept : field.begin], _header(field.number, len(shrunk)), shrunk]
+            parts += [_copied(data, kept, field.begin), _header(field.number, len(shrunk)), shrunk]
             kept = field.end
-    parts.append(data[kept:end])
-    return b"".join(parts)
+    return b"".join([*parts, _copied(data, kept, end)])
+
+
+def _copied(data: mmap.mmap, begin: int, end: int) -> bytes:
+    if end - begin > _LONGEST_MESSAGE:
+        raise ValueError("more than a message can hold, and none of it tensors")
+    return data[begin:end]
 
 
 def _shrink_tensor(data: mmap.mmap, begin: int, end: int) -> bytes:
     """The tensor at [begin, end), its payload replaced by a reference when it lies in one piece and is large."""
     payloads = [f for f in _fields(data, begin, end) if f.number in _PAYLOADS and f.wire_type == _BYTES]
     if len(payloads) != 1 or payloads[0].end - payloads[0].value < LARGE:
-        return data[begin:end]
+        return _copied(data, begin, end)
     payload = payloads[0]
     reference = onnx.TensorProto(data_location=onnx.TensorProto.EXTERNAL)
     for key, text in (("location", INSIDE), ("offset", payload.value), ("length", payload.end - payload.value)):
         reference.external_data.add(key=key, value=str(text))
     encoded: bytes = reference.SerializeToString()
-    return data[begin : payload.begin] + data[payload.end : end] + encoded
+    return _copied(data, begin, payload.begin) + _copied(data, payload.end, end) + encoded
 
 
 def _fields(data: mmap.mmap, begin: int, end: int) -> Iterator[_Field]:

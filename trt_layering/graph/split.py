@@ -1,6 +1,6 @@
 """Splits a weight that is larger than a block: the node that reads it becomes several and a Concat.
 
-May import numpy, onnx_ir, errors and model. What cannot be split is left as it was and said so; nothing raises.
+May import numpy, onnx_ir, errors and normal_form. What cannot be split is left as it was and said so; nothing raises.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from trt_layering.graph.model import Names, unmapped
+from trt_layering.graph.normal_form import Names
 
 # Columns of a piece are a multiple of this where they can be: kernels, and layouts with channels in groups, like it so.
 _GRAIN = 16
@@ -179,7 +179,7 @@ def _slice(tensor: ir.TensorProtocol, axis: int, begin: int, end: int) -> ir.Laz
     dims[axis] = end - begin
 
     def read() -> ir.Tensor[Any]:
-        return ir.Tensor(np.ascontiguousarray(unmapped(tensor).numpy()[index]), dtype=tensor.dtype)
+        return ir.Tensor(np.ascontiguousarray(tensor.numpy()[index]), dtype=tensor.dtype)
 
     return ir.LazyTensor(read, tensor.dtype, ir.Shape(dims, frozen=True))
 

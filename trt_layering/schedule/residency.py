@@ -57,11 +57,11 @@ class Schedule:
 
     @property
     def mode(self) -> str:
-        """"resident", "sequential", "double" or "ring": how far ahead of execution the loader can be."""
-        lags = [read.lag for block in self.reads for read in block if not read.once]
-        if not lags:
+        """"resident" where nothing is read twice; else by how many blocks ahead of execution reads may on average begin:
+        "sequential" (none), "double" (one) or "ring" (more)."""
+        if not self.streamed_bytes:
             return "resident"
-        return {0: "sequential", 1: "double"}.get(min(lags), "ring")
+        return {0: "sequential", 1: "double"}.get(round(self.read_ahead / self.streamed_bytes), "ring")
 
 
 Blocks = Sequence[Sequence[tuple[int, int]]]

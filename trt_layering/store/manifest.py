@@ -14,6 +14,7 @@ import shlex
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from math import prod
 from pathlib import Path
 from typing import Annotated
@@ -39,6 +40,8 @@ DTYPE_BITS = {
 }  # fmt: skip
 """Bits of one element of each dtype a weight may have; elements under 8 bits are packed, lowest bits first."""
 
+# What decoding raises: also for nesting too deep, and, by some versions, for field names that are not UTF-8.
+_UNREADABLE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 VERSION_NAME = re.compile(r"[1-9][0-9]{0,8}")
 
@@ -122,7 +125,7 @@ class Check(_Record, frozen=True):
 
     max_abs_diff: Magnitude
     max_abs_output: Magnitude
-    seed: int
+    seed: Count
 
 
 class Times(_Record, frozen=True):
@@ -184,8 +187,6 @@ def read_manifest(folder: Path) -> Chain:
         raise NotBuiltError(f"there is no finished chain: {state}", where=str(folder), remedy=rebuild_remedy(folder))
     with _reading(path), open(open_plain(path), "rb") as file:
         data = file.read(MANIFEST_LIMIT + 1)
-    if len(data) > MANIFEST_LIMIT:
-        raise _corrupt(path, f"is larger than {MANIFEST_LIMIT} bytes")
     return _decode(data, path)
 
 
@@ -209,10 +210,12 @@ def write_manifest(folder: Path, chain: Chain) -> None:
 
 
 def _decode(data: bytes, path: Path) -> Chain:
+    if len(data) > MANIFEST_LIMIT:
+        raise _corrupt(path, f"is larger than {MANIFEST_LIMIT} bytes")
     try:
         envelope = msgspec.json.decode(data, type=_Envelope)
         canonical = msgspec.json.encode(envelope) == data
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise _corrupt(path, f"is not a manifest: {error}") from error
     if not canonical or xxhash.xxh3_128_hexdigest(bytes(envelope.chain)) != envelope.digest:
         raise _corrupt(path, "was changed after it was written: its digest does not match")
@@ -224,7 +227,7 @@ def _decode(data: bytes, path: Path) -> Chain:
                 where=str(path), remedy=rebuild_remedy(path.parent),
             )  # fmt: skip
         chain = msgspec.json.decode(envelope.chain, type=Chain)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise _corrupt(path, f"is not a manifest: {error}") from error
     fault = next(_faults(chain), None)
     if fault is not None:
@@ -381,7 +384,7 @@ def open_plain(path: Path) -> int:
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
             raise _corrupt(path, "is a symbolic link" if error.errno == errno.ELOOP else "is not a file") from error
-        raise ReadError(f"{path.name} cannot be opened: {error.strerror}", where=str(path)) from error
+        raise _unreadable(path, "opened", error) from error
     status = os.fstat(descriptor)
     if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
         return descriptor
@@ -390,11 +393,21 @@ def open_plain(path: Path) -> int:
 
 
 def file_digest(path: Path) -> str:
-    """xxh3-128 (hex) of the bytes of `path`, read a MiB at a time. Raises CorruptError and ReadError."""
-    digest = xxhash.xxh3_128()
+    """xxh3-128 (hex) of the bytes of any file, links followed. Raises ReadError."""
+    with _reading(path), open(path, "rb", buffering=0) as file:
+        return _digest(file)
+
+
+def plain_digest(path: Path) -> str:
+    """The same of a version's file, opened by `open_plain`. Raises CorruptError and ReadError."""
     with _reading(path), open(open_plain(path), "rb", buffering=0) as file:
-        while piece := file.read(1024 * 1024):
-            digest.update(piece)
+        return _digest(file)
+
+
+def _digest(file: FileIO) -> str:
+    digest = xxhash.xxh3_128()
+    while piece := file.read(1024 * 1024):
+        digest.update(piece)
     return digest.hexdigest()
 
 
@@ -403,7 +416,7 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ReadError(f"{path.name} cannot be read: {error.strerror or error}", where=str(path)) from error
+        raise _unreadable(path, "read", error) from error
 
 
 def sync_folder(folder: Path) -> None:
@@ -413,6 +426,13 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _unreadable(path: Path, done: str, error: OSError) -> ReadError:
+    return ReadError(
+        f"{path.name} cannot be {done}: {error.strerror or error}",
+        where=str(path), remedy="look at its permissions, and at the drive's health (dmesg)",
+    )  # fmt: skip
 
 
 def _corrupt(path: Path, what: str) -> CorruptError:

@@ -23,8 +23,8 @@ from trt_layering.store.manifest import (
     WEIGHTS_FILE,
     Chain,
     Extent,
-    file_digest,
     open_plain,
+    plain_digest,
     rebuild_remedy,
 )
 
@@ -159,7 +159,7 @@ def check_store(folder: Path, chain: Chain) -> None:
             where=str(weights), remedy=rebuild_remedy(folder),
         )  # fmt: skip
     for file, digest in {block.file: block.digest for block in chain.blocks}.items():
-        if file_digest(folder / file) != digest:
+        if plain_digest(folder / file) != digest:
             raise CorruptError(
                 f"{file} was changed after it was written: its digest does not match",
                 where=str(folder / file), remedy=rebuild_remedy(folder),

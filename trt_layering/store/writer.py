@@ -33,7 +33,7 @@ from trt_layering.store.manifest import (
     Extent,
     Tensor,
     check_name,
-    file_digest,
+    plain_digest,
     sync_folder,
     tensor_nbytes,
     write_manifest,
@@ -125,7 +125,7 @@ class StoreWriter:
     def digest(self, path: Path) -> str:
         """What `Block.digest` is to be for the engine now at `path`: its xxh3-128 (hex)."""
         with _as_build_error():
-            return file_digest(path)
+            return plain_digest(path)
 
     def publish(self, chain: Chain) -> Path:
         """Makes `folder` the next version of the chain and returns its new path. Everything `chain` names is on the

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from trt_layering.backends.base import Progress
 from trt_layering.backends.onnxruntime import machine
-from trt_layering.backends.onnxruntime.session import learn_types, open_session
+from trt_layering.backends.onnxruntime.session import inline, learn_types, open_session
 from trt_layering.graph.blocks import Cutter
 from trt_layering.graph.cuts import choose_cuts, find_cuts
 from trt_layering.graph.model import normalise
@@ -70,12 +70,13 @@ class OnnxRuntimeBuilder:
 
     def write_engine(self, block: ir.Model, path: Path, places: Mapping[str, tuple[int, int]]) -> None:
         """Write `block` as an ONNX model whose weights in `places` are external data in `weights.bin`."""
-        for name, (offset, length) in places.items():
-            value = block.graph.initializers[name]
+        for name, value in block.graph.initializers.items():
             tensor = value.const_value
             assert tensor is not None
-            value.const_value = ir.ExternalTensor(
-                WEIGHTS_FILE, offset, length, tensor.dtype, shape=ir.Shape(tensor.shape), name=name, base_dir=path.parent
+            value.const_value = (
+                ir.ExternalTensor(WEIGHTS_FILE, *places[name], tensor.dtype, shape=ir.Shape(tensor.shape), name=name)
+                if name in places
+                else inline(tensor)
             )
         used = {node.domain for node in block.graph.all_nodes()}
         for domain in [domain for domain in block.graph.opset_imports if domain not in used and domain]:

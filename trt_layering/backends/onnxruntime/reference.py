@@ -12,7 +12,7 @@ from typing import Any
 import onnxruntime as ort
 
 from trt_layering import child
-from trt_layering.backends.onnxruntime.runtime import PROVIDERS, reported
+from trt_layering.backends.onnxruntime.runtime import PROVIDERS, reported, uncut_options
 from trt_layering.store.manifest import Chain
 
 
@@ -74,9 +74,8 @@ def _find_suspect(task: Mapping[str, Any]) -> str:
 
     def observe(index: int, _: float, live: Mapping[str, Any]) -> None:
         block = draft.blocks[index]
-        options = ort.SessionOptions()
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        session = ort.InferenceSession(str(Path(task["folder"]) / block.file), options, providers=PROVIDERS)
+        file = Path(task["folder"]) / block.file
+        session = ort.InferenceSession(str(file), uncut_options(optimised=False), providers=PROVIDERS)
         names = [value.name for value in block.outputs]
         results = session.run_with_ort_values(names, {value.name: live[value.name] for value in block.inputs})
         for name, result in zip(names, results, strict=True):

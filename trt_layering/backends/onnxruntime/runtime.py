@@ -2,14 +2,16 @@
 
 Every failure of ONNX Runtime is raised as BackendError, a failed allocation as MemoryLimitError.
 
-All engines of the process share one thread pool and one allocator, both ONNX Runtime's own: scratch is as large as one
-block needs, not as all do. It is kept between executions, since taking it anew costs page faults each time.
+All engines of the process share one allocator, ONNX Runtime's own: scratch is as large as one block needs, not as all do.
+It is kept between executions, since taking it anew costs page faults each time. They share one thread pool, too, in
+processes that asked for it with `share_thread_pool`.
 """
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import gc
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 from trt_layering.backends.onnxruntime import machine
 from trt_layering.errors import BackendError, LayeringError, MemoryLimitError
@@ -39,31 +42,62 @@ _IDENTITY = (
 """A model that copies one float32: executed to make ONNX Runtime give its unused scratch back."""
 
 
-@functools.cache
-def _share_process_state() -> tuple[str, ...]:
-    """Make the process's thread pool and allocator; returns what could not be had, in words."""
-    info = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
-    ort.create_and_register_allocator(info, ort.OrtArenaCfg(_ALLOCATOR))
-    if not hasattr(ort, "set_global_thread_pool_sizes"):
-        return (f"one thread pool for each block, since ONNX Runtime {ort.__version__} cannot share one from Python",)
-    try:
-        ort.set_global_thread_pool_sizes(0, 1)
-    except Exception as error:
-        if "already been created" not in str(error):
-            return (f"one thread pool for each block, since ONNX Runtime gave no shared one: {error}",)
-    return ()
+class _Process:
+    """What all engines of this process share. Filled once, under the lock, and never taken back."""
+
+    lock = threading.Lock()
+    has_allocator = False
+    has_threads = False
+    fallbacks: tuple[str, ...] = ()
 
 
-def session_options(fallbacks: tuple[str, ...]) -> ort.SessionOptions:
-    """Options for a block's session as it is: no further optimisation, shared allocator and, if to be had, threads."""
+def share_thread_pool() -> None:
+    """Let all engines that are opened from now on share one thread pool, instead of having one each.
+
+    For processes of one's own, at their start: ONNX Runtime then refuses every session in the process that is made with
+    its default options, until they say `use_per_session_threads = False`. Versions that cannot share one from Python (1.23)
+    are reported in `Chain.stats`.
+    """
+    with _Process.lock:
+        if not hasattr(ort, "set_global_thread_pool_sizes"):
+            _Process.fallbacks = (f"each block has its own thread pool: ONNX Runtime {ort.__version__} cannot share one",)
+            return
+        with contextlib.suppress(Fail):  # there is one already
+            ort.set_global_thread_pool_sizes(0, 1)
+        _Process.has_threads = True
+
+
+def _share_allocator() -> None:
+    with _Process.lock, reported("ONNX Runtime's shared allocator"):
+        if not _Process.has_allocator:
+            info = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+            ort.create_and_register_allocator(info, ort.OrtArenaCfg(_ALLOCATOR))
+            _Process.has_allocator = True
+
+
+def session_options() -> ort.SessionOptions:
+    """Options for a block's session as it is: no further optimisation, the shared allocator, shared threads if any.
+
+    Threads spin while their block executes and sleep when it ends: those of other blocks need the processor then.
+    """
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
     options.enable_mem_pattern = False
-    options.use_per_session_threads = bool(fallbacks)
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.use_per_session_threads = not _Process.has_threads
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     options.add_session_config_entry("session.use_env_allocators", "1")
     options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
+    return options
+
+
+def uncut_options(optimised: bool) -> ort.SessionOptions:
+    """Options for a session over the uncut model, as ONNX Runtime would run it, optimised or not at all."""
+    options = ort.SessionOptions()
+    level = ort.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimised else level.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    options.use_per_session_threads = not _Process.has_threads
     return options
 
 
@@ -89,10 +123,8 @@ class OnnxRuntime:
     """The ONNX Runtime side of one open chain."""
 
     def __init__(self) -> None:
-        with reported("ONNX Runtime's process state"):
-            shared = _share_process_state()
-        self._shared = shared
-        self.fallbacks = list(shared)
+        _share_allocator()
+        self.fallbacks = list(_Process.fallbacks)
 
     version = staticmethod(machine.version)
     fingerprint = staticmethod(machine.fingerprint)
@@ -101,7 +133,7 @@ class OnnxRuntime:
         self, folder: Path, block: Block, weights: Mapping[str, Array], buffers: Mapping[str, ort.OrtValue]
     ) -> OnnxRuntimeEngine:
         """An engine over `weights` where they lie; see `backends.base.Runtime`."""
-        options = session_options(self._shared)
+        options = session_options()
         options.add_session_config_entry("session.disable_prepacking", "1")
         values = {name: tensor_over(array) for name, array in weights.items()}
         for name, value in values.items():
@@ -112,7 +144,7 @@ class OnnxRuntime:
         self, folder: Path, block: Block, weights: Mapping[str, Array], buffers: Mapping[str, ort.OrtValue]
     ) -> OnnxRuntimeEngine:
         """An engine with its own copy of `weights`, prepacked where kernels gain by it."""
-        options = session_options(self._shared)
+        options = session_options()
         if weights:
             options.add_external_initializers(list(weights), [tensor_over(array) for array in weights.values()])
         return self._open(folder, block, options, {}, buffers)
@@ -141,7 +173,7 @@ class OnnxRuntime:
         """Make the shared allocator give back what no engine uses."""
         gc.collect()
         with reported("giving scratch memory back"):
-            session = ort.InferenceSession(_IDENTITY, session_options(self._shared), providers=PROVIDERS)
+            session = ort.InferenceSession(_IDENTITY, session_options(), providers=PROVIDERS)
             shrink = ort.RunOptions()
             shrink.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
             session.run(None, {"x": np.zeros(1, np.float32)}, shrink)

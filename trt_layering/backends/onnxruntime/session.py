@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
-from trt_layering.backends.onnxruntime.runtime import PROVIDERS, reported, tensor_over
+from trt_layering.backends.onnxruntime.runtime import PROVIDERS, reported, tensor_over, uncut_options
 
 _INLINE_UNDER = 1024
 _ELSEWHERE = "weights-given-in-memory"
@@ -23,10 +24,7 @@ def open_session(model: ir.Model, optimise: bool, saved: Path | None = None) -> 
     With `optimise` the graph is optimised as far as ONNX Runtime can and, if `saved` is given, written there, its weights
     beside it as `<saved>.data`.
     """
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    level = ort.GraphOptimizationLevel
-    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimise else level.ORT_DISABLE_ALL
+    options = uncut_options(optimise)
     if saved is not None:
         options.optimized_model_filepath = str(saved)
         options.add_session_config_entry("session.disable_prepacking", "1")
@@ -44,19 +42,27 @@ def open_session(model: ir.Model, optimise: bool, saved: Path | None = None) -> 
 
 def _apart(model: ir.Model) -> tuple[onnx.ModelProto, dict[str, ir.TensorProtocol]]:
     """`model` with the names of its large weights only, and those weights; `model` itself stays as it is."""
-    weights: dict[str, ir.TensorProtocol] = {}
+    tensors = {n: v.const_value for n, v in model.graph.initializers.items() if v.const_value is not None}
+    large = {n: t for n, t in tensors.items() if t.nbytes >= _INLINE_UNDER and t.dtype.bitwidth >= 8}
     try:
-        for name, value in model.graph.initializers.items():
-            tensor = value.const_value
-            if tensor is not None and tensor.nbytes >= _INLINE_UNDER and tensor.dtype.bitwidth >= 8:
-                weights[name] = tensor
-                value.const_value = ir.ExternalTensor(
-                    _ELSEWHERE, 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape), name=name
-                )
-        return ir.to_proto(model), weights
+        for name, tensor in tensors.items():
+            shape = ir.Shape(tensor.shape)
+            model.graph.initializers[name].const_value = (
+                ir.ExternalTensor(_ELSEWHERE, 0, tensor.nbytes, tensor.dtype, shape=shape, name=name)
+                if name in large
+                else inline(tensor)
+            )
+        return ir.to_proto(model), large
     finally:
-        for name, tensor in weights.items():
+        for name, tensor in tensors.items():
             model.graph.initializers[name].const_value = tensor
+
+
+def inline(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    """`tensor` such that saving a model writes its bytes, not where they lie."""
+    if not isinstance(tensor, ir.ExternalTensor):
+        return tensor
+    return ir.Tensor(np.array(tensor.numpy()), dtype=tensor.dtype, name=tensor.name)
 
 
 def learn_types(model: ir.Model, path: Path) -> None:
@@ -70,9 +76,7 @@ def learn_types(model: ir.Model, path: Path) -> None:
     proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in results)
     probe = path.with_name(f"typed-{path.name}")
     onnx.save(proto, probe)
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options = uncut_options(optimised=False)
     options.add_session_config_entry("session.disable_prepacking", "1")
     with reported(f"graph {model.graph.name!r}"):
         found = {o.name: o for o in ort.InferenceSession(str(probe), options, providers=PROVIDERS).get_outputs()}

@@ -1,0 +1,240 @@
+"""How close does a sweep come to what the machine could do at best, and how far is it from what users have today?
+
+    python scripts/bench/pipeline.py [CASE ...] [--rebuild] [--rounds 5] [--budgets 25%,50%]
+
+For each budget a fresh process opens the chain and measures in turn, `rounds` times:
+
+- the bound: two things side by side that never wait for each other, one thread executing all blocks of the chain back
+  to back, and as many threads as the loader has doing all reads of a sweep in the loader's requests. The bound is when
+  the later of the two is done. It is measured before and after
+- the chain: consecutive sweeps, the first not counted, since before it the loader had time to read ahead.
+
+Then, where memory cgroups can be made, the chain and the same model mapped by plain ONNX Runtime run in a group of the
+budget plus 96 MiB, all caches dropped before.
+
+Claimed: wherever the arena holds three of the largest blocks, a sweep takes at most 1.05 times the bound (median of the
+rounds), and at every budget under the weights less time than the mapped model. Exit status 1 where that does not hold.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import chains
+import mapped
+import measure
+import models
+import numpy as np
+from measure import MIB
+
+if TYPE_CHECKING:
+    from trt_layering import Chain
+
+MOST_RATIO = 1.05
+SLOTS = 3
+
+
+class Bound:
+    """The same block executions and the same reads as `chain`'s sweep, which do not wait for each other.
+
+    Executions use the chain's engines over the chain's arena, as it is: what they compute is not looked at. Reads go to
+    another arena of the same size. The chain must be idle. This looks behind the chain's public face on purpose.
+    """
+
+    def __init__(self, chain: Chain, feeds: Mapping[str, Any]) -> None:
+        from trt_layering.runtime.arena import Arena
+
+        self._chain, self._feeds = chain, feeds
+        self._supply = chain._supply
+        schedule = self._supply.loader._schedule
+        extents = chain.manifest.extents
+        self._reads = [
+            (read.target, read.length, extents[read.extent].offset + read.offset)
+            for reads in schedule.reads
+            for read in reads
+            if not read.once
+        ]
+        self._threads = len(self._supply.loader._threads)
+        self._arena = Arena(schedule.arena_bytes)
+        self._into = [self._targets(index) for index in range(len(self._supply.engines))]
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes that one sweep reads."""
+        return sum(length for _, length, _ in self._reads)
+
+    def close(self) -> None:
+        self._arena.close()
+
+    def _targets(self, index: int) -> dict[str, Any]:
+        """Tensors for those outputs of the model that block `index` makes, where their shape is known."""
+        chain = self._chain
+        return {
+            value.name: chain._runtime.wrap(np.empty(_static(value.shape), value.dtype))
+            for value in chain.manifest.blocks[index].outputs
+            if value.name in chain._outputs and value.name in chain._static
+        }
+
+    def execute(self) -> None:
+        """All blocks, back to back."""
+        chain = self._chain
+        live = {name: chain._runtime.wrap(array) for name, array in self._feeds.items()}
+        for engine, into, drops in zip(self._supply.engines, self._into, chain._drops, strict=True):
+            live.update(engine.execute(live, into))
+            for name in drops:
+                live.pop(name, None)
+
+    def read(self, sweeps: int) -> None:
+        """All reads of `sweeps` sweeps, in order, as many under way as the loader has threads."""
+        requests = (read for _ in range(sweeps) for read in self._reads)
+        lock = threading.Lock()
+        workers = [threading.Thread(target=self._work, args=(requests, lock)) for _ in range(self._threads)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+
+    def _work(self, requests: Iterator[tuple[int, int, int]], lock: threading.Lock) -> None:
+        while True:
+            with lock:
+                request = next(requests, None)
+            if request is None:
+                return
+            target, length, offset = request
+            self._supply.file.read_into(self._arena.view(target, length), offset)
+
+    def seconds(self, sweeps: int) -> dict[str, float]:
+        """Seconds per sweep until all executions and until all reads of `sweeps` sweeps are done, begun together."""
+        ends: dict[str, float] = {}
+        barrier = threading.Barrier(3)
+
+        def side(name: str, work: Callable[[], None]) -> None:
+            barrier.wait()
+            work()
+            ends[name] = time.perf_counter()
+
+        def execute() -> None:
+            for _ in range(sweeps):
+                self.execute()
+
+        sides = [
+            threading.Thread(target=side, args=("execute", execute)),
+            threading.Thread(target=side, args=("read", lambda: self.read(sweeps))),
+        ]
+        for thread in sides:
+            thread.start()
+        barrier.wait()
+        begin = time.perf_counter()
+        for thread in sides:
+            thread.join()
+        return {name: (end - begin) / sweeps for name, end in ends.items()}
+
+
+def _static(shape: Sequence[Any] | None) -> tuple[int, ...]:
+    return tuple(int(dim) for dim in shape or ())
+
+
+def measured(name: str, budget: int, shapes: Mapping[str, Sequence[int]], rounds: int, sweeps: int) -> dict[str, Any]:
+    """Child function: seconds per sweep of the bound and of the chain, in turn."""
+    import trt_layering as tl
+
+    feeds = chains.feeds(shapes)
+    found: dict[str, Any] = {"bounds": [], "chain": [], "execute": [], "stall": []}
+    with tl.open_chain(name, repository=chains.REPOSITORY, budget=budget) as chain:
+        chain.run(feeds)
+        chain.run(feeds)
+        with closing(Bound(chain, feeds)) as bound:
+            bound.read(1)
+            bound.execute()
+            found["execute_alone"] = measure.timed(bound.execute)
+            found["read_alone"] = measure.timed(lambda: bound.read(1))
+            found["bounds"].append(bound.seconds(sweeps))
+            for _ in range(rounds):
+                chain.run(feeds)
+                before = chain.stats()
+                found["chain"].append(measure.timed(lambda: [chain.run(feeds) for _ in range(sweeps)]) / sweeps)
+                after = chain.stats()
+                for part in ("execute", "stall"):
+                    key = f"{part}_seconds"
+                    found[part].append((after[key] - before[key]) / sweeps)
+                found["bounds"].append(bound.seconds(sweeps))
+            found["bytes_read"] = bound.bytes_read
+        found["stats"] = chain.stats()
+    return found
+
+
+def ratios(found: Mapping[str, Any]) -> list[float]:
+    """Each round's sweep against the mean of the bounds before and after it."""
+    limits = [max(bound.values()) for bound in found["bounds"]]
+    return [2 * sweep / sum(around) for sweep, around in zip(found["chain"], pairwise(limits), strict=True)]
+
+
+def measure_budget(case: models.Case, name: str, label: str, budget: int, rounds: int) -> dict[str, Any]:
+    needs = chains.footprint(name)
+    sweeps = 10 if case.model == "tiny" else 3
+    found: dict[str, Any] = measure.call(
+        measured, name=name, budget=budget, shapes=dict(case.shapes), rounds=rounds, sweeps=sweeps
+    )
+    row = {"case": case.name, "label": label, "budget_bytes": budget, "weights_bytes": needs.weights, **found}
+    row["ratio"] = measure.spread(ratios(found)).median
+    row["slots"] = found["stats"]["arena_bytes"] / needs.largest_block
+    row["held"] = row["ratio"] <= MOST_RATIO or row["slots"] < SLOTS
+    try:
+        row["limited"] = mapped.compare(case, name, budget)
+    except OSError as error:
+        row["limited"] = None
+        print(f"not compared with the mapped model: {error}", flush=True)
+        return row
+    chain, plain = row["limited"]["chain_median"], row["limited"]["mapped_median"]
+    faster = chain is not None and (plain is None or chain < plain)
+    row["held"] = row["held"] and (faster or budget >= needs.weights)
+    return row
+
+
+def table_row(row: Mapping[str, Any]) -> list[str]:
+    def milliseconds(seconds: float | None) -> str:
+        return "killed" if seconds is None else f"{seconds * 1e3:.1f}"
+
+    limits = [max(bound.values()) for bound in row["bounds"]]
+    limited = [milliseconds(row["limited"][key]) if row["limited"] else "" for key in ("chain_median", "mapped_median")]
+    return [
+        row["case"], row["label"], f"{row['budget_bytes'] / MIB:.0f}", row["stats"]["mode"], f"{row['slots']:.1f}",
+        f"{row['bytes_read'] / MIB:.0f}", milliseconds(row["execute_alone"]), milliseconds(row["read_alone"]),
+        measure.spread(limits).text(digits=1), measure.spread(row["chain"]).text(digits=1), f"{row['ratio']:.3f}",
+        *limited, "yes" if row["held"] else "NO",
+    ]  # fmt: skip
+
+
+HEADER = [
+    "case", "budget", "MiB", "mode", "slots", "read, MiB", "execute alone, ms", "read alone, ms", "bound, ms",
+    "sweep, ms", "ratio", "limited: chain, ms", "limited: mapped, ms", "held",
+]  # fmt: skip
+
+
+def main() -> int:
+    parser = chains.parser(__doc__, ["resnet152", "vgg19", "encoder-1", "encoder-128"])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--budgets", help="only these, by name: floor, 10%%, 25%%, 50%%, 75%%, weights")
+    arguments = parser.parse_args()
+    rows = []
+    for case in (models.CASES[name] for name in arguments.cases):
+        name = chains.ensure(case, rebuild=arguments.rebuild)
+        for label, budget in chains.budgets(chains.footprint(name))[:-1]:
+            if not arguments.budgets or label in arguments.budgets.split(","):
+                rows.append(measure_budget(case, name, label, budget, arguments.rounds))
+                print(" ".join(table_row(rows[-1])), flush=True)
+    machine = measure.describe_machine(chains.folder(arguments.cases[0]) / "weights.bin")
+    print(machine.text())
+    measure.print_table("Sweeps against the bound and the mapped model", HEADER, [table_row(row) for row in rows])
+    print(measure.write_results("pipeline", machine, rows))
+    return 0 if all(row["held"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

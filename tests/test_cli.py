@@ -1,0 +1,405 @@
+"""The command line, as people and programs call it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from trt_layering import cli
+from trt_layering.errors import BudgetError
+
+ROOT = Path(__file__).parent.parent
+WIDTH = 128
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    """Four MatMuls of 64 KiB; the input's name has a colon, its batch is free."""
+    rng = np.random.default_rng(0)
+    nodes, weights, last = [], [], "x:0"
+    for index in range(4):
+        weight = rng.standard_normal((WIDTH, WIDTH), dtype=np.float32) / np.float32(WIDTH**0.5)
+        weights.append(numpy_helper.from_array(weight, f"w{index}"))
+        nodes.append(helper.make_node("MatMul", [last, f"w{index}"], [f"m{index}"]))
+        nodes.append(helper.make_node("Relu", [f"m{index}"], [f"y{index}"]))
+        last = f"y{index}"
+    graph = helper.make_graph(
+        nodes, "g",
+        [helper.make_tensor_value_info("x:0", TensorProto.FLOAT, ["n", WIDTH])],
+        [helper.make_tensor_value_info(last, TensorProto.FLOAT, ["n", WIDTH])],
+        weights,
+    )  # fmt: skip
+    path = tmp_path_factory.mktemp("model") / "four layers.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def repository(model, tmp_path_factory) -> Path:
+    """Where the chain `four-layers` is built."""
+    folder = tmp_path_factory.mktemp("cli") / "engines"
+    with contextlib.redirect_stdout(io.StringIO()):
+        status = cli.main(
+            ["build", str(model), "--repository", str(folder), "--block-size", "64KiB", "--shape", "x:0:2x128"]
+        )
+    assert status == 0
+    return folder
+
+
+def command(*words: object, **options: object) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("env", {})}
+    argv = [sys.executable, "-m", "trt_layering", *map(str, words)]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "timeout": 60, **options}
+    return subprocess.run(argv, text=True, env=environment, check=False, **options)
+
+
+def as_json(capfd, *words: object) -> tuple[int, dict]:
+    """Status and the one object on standard output of a command run in this process."""
+    capfd.readouterr()
+    status = cli.main([*map(str, words), "--json"])
+    out, err = capfd.readouterr()
+    assert out.count("\n") == 1
+    assert "Traceback" not in err
+    return status, json.loads(out)
+
+
+def run_words(repository: Path, *words: object) -> list[object]:
+    return ["run", "four-layers", "--repository", repository, "--shape", "x:0:2x128", *words]
+
+
+class TestVerbs:
+    def test_build(self, capfd, model, tmp_path):
+        status, told = as_json(
+            capfd, "build", model, "--name", "m", "--repository", tmp_path, "--block-size", "64KiB", "--no-optimise",
+            "--minShapes=x:0:1x128", "--max-shape", "x:0:4x128",
+        )  # fmt: skip
+        assert status == 0
+        [built] = told["models"]
+        assert (built["name"], built["version"], built["blocks"], built["max_abs_diff"]) == ("m", 1, 4, 0.0)
+        assert built["weights_bytes"] == 4 * WIDTH * WIDTH * 4
+        assert Path(built["path"], "chain.json").is_file()
+
+    def test_run_on_random_inputs(self, capfd, repository):
+        status, told = as_json(capfd, *run_words(repository, "--iterations", 3, "--seed", 5))
+        again = as_json(capfd, *run_words(repository, "--seed", 5))[1]
+        other = as_json(capfd, *run_words(repository, "--seed", 6))[1]
+        assert status == 0
+        assert told["iterations"] == told["stats"]["sweeps"] == 3
+        assert told["outputs"]["y3"]["shape"] == [2, WIDTH]
+        assert told["outputs"] == again["outputs"] != other["outputs"]
+
+    def test_run_on_a_file(self, capfd, repository, model, tmp_path):
+        import onnxruntime
+
+        x = np.random.default_rng(1).standard_normal((3, WIDTH), dtype=np.float32)
+        np.save(tmp_path / "in.npy", x)
+        for output in ("out.npz", "out.npy"):
+            words = ("--input", f"x:0={tmp_path}/in.npy", "--output", tmp_path / output)
+            assert as_json(capfd, *run_words(repository, *words))[0] == 0
+        session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+        [wanted] = session.run(None, {"x:0": x})
+        with np.load(tmp_path / "out.npz") as outputs:
+            assert outputs.files == ["y3"]
+            np.testing.assert_allclose(outputs["y3"], wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+
+    def test_run_at_the_floor_and_with_every_loader_flag(self, capfd, repository):
+        floor = as_json(capfd, "inspect", "four-layers", "--repository", repository)[1]["floor_bytes"]
+        status, told = as_json(
+            capfd,
+            *run_words(
+                repository, "--budget", floor, "--direct-io", "never", "--loader-threads", 1, "--read-size", "64KiB",
+                "--checksums", "always", "--chain-version", 1,
+            ),
+        )  # fmt: skip
+        assert status == 0
+        assert told["stats"]["budget_bytes"] == floor
+
+    def test_verify(self, capfd, repository, model):
+        words = ("verify", "four-layers", "--repository", repository, "--onnx", model)
+        status, told = as_json(capfd, *words)
+        assert (status, told["passed"]) == (0, True)
+        assert told["max_abs_diff"] <= 1e-5 * told["max_abs_output"]
+        assert set(told["per_output"]) == {"y3"}
+
+    def test_verify_finds_another_model(self, capfd, repository, model, tmp_path):
+        other = onnx.load(model)
+        weight = other.graph.initializer[2]
+        weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * np.float32(1.01), weight.name))
+        onnx.save(other, tmp_path / "other.onnx")
+        words = ("verify", "four-layers", "--repository", repository, "--onnx", tmp_path / "other.onnx")
+        status, told = as_json(capfd, *words)
+        assert (status, told["passed"]) == (1, False)
+
+    def test_inspect(self, capfd, repository, model):
+        status, chain = as_json(capfd, "inspect", "four-layers", "--repository", repository)
+        assert (status, chain["kind"], len(chain["blocks"])) == (0, "chain", 4)
+        assert as_json(capfd, "inspect", chain["path"])[1] == chain
+        assert as_json(capfd, "inspect", f"{chain['path']}/weights.bin")[1] == chain
+        block = as_json(capfd, "inspect", f"{chain['path']}/{chain['blocks'][1]['file']}")[1]
+        assert block["kind"] == "onnx"
+        assert [weight["bytes"] for weight in block["weights"]] == [WIDTH * WIDTH * 4]
+        assert as_json(capfd, "inspect", model)[1]["operators"] == {"MatMul": 4, "Relu": 4}
+
+    def test_doctor(self, capfd, tmp_path, monkeypatch):
+        from trt_layering import doctor
+
+        monkeypatch.setattr(doctor.drive.measure, "__kwdefaults__", {"file_bytes": 4 << 20, "seconds": 0.02})
+        config = tmp_path / "c.yaml"
+        config.write_text(f"repository: {tmp_path}/e\nmemory_budget: 5MiB\n")
+        status, told = as_json(capfd, "doctor", config)
+        assert status == 0
+        assert {"ONNX Runtime", "drive reads"} <= {finding["name"] for finding in told["findings"]}
+        assert {"field": "memory_budget", "value": "5.0 MiB", "origin": f"{config}:2"} in told["settings"]
+
+    def test_everything_reads_well_without_json_too(self, capfd, repository, model):
+        for words, wanted in (
+            (run_words(repository, "--iterations", 2), "later runs, median"),
+            (["verify", "four-layers", "--repository", repository, "--onnx", model], "agrees with"),
+            (["inspect", "four-layers", "--repository", repository], "block-001"),
+            (["inspect", model], "4 MatMul"),
+        ):
+            assert cli.main([*map(str, words)]) == 0
+            assert wanted in capfd.readouterr().out
+
+
+class TestConfiguration:
+    @pytest.fixture
+    def config(self, model, tmp_path):
+        path = tmp_path / "deploy.yaml"
+        path.write_text(
+            f"repository: {tmp_path}/engines\nmemory_budget: 64MiB\nloader: {{direct_io: never}}\nmodels:\n"
+            f"  - {{name: a, onnx: {model}, block_size: 64KiB, shapes: {{'x:0': 1x128}}}}\n"
+            f"  - {{name: b, onnx: {model}, block_size: 128KiB, optimise: false}}\n"
+        )
+        return path
+
+    def test_the_same_things_from_a_file(self, capfd, config, tmp_path):
+        _, told = as_json(capfd, "build", config)
+        assert [(built["name"], built["blocks"]) for built in told["models"]] == [("a", 4), ("b", 2)]
+        assert as_json(capfd, "build", config, "--name", "b", "--block-size", "64KiB")[1]["models"][0]["blocks"] == 4
+        _, told = as_json(capfd, "run", config, "--name", "b")
+        assert told["stats"]["budget_bytes"] == 64 << 20
+        _, told = as_json(capfd, "run", config, "--name", "a", "--budget", "32MiB")
+        assert told["stats"]["budget_bytes"] == 32 << 20
+        assert as_json(capfd, "verify", config, "--name", "a")[1]["passed"]
+
+    def test_a_model_must_be_chosen(self, capfd, config):
+        status, told = as_json(capfd, "run", config)
+        assert status == 2
+        assert "a, b" in told["error"]["remedy"]
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(
+        ("words", "status", "said"),
+        [
+            ([], 2, "VERB"),
+            (["biuld"], 2, "invalid choice"),
+            (["build"], 2, "required"),
+            (["build", "none.onnx"], 1, "none.onnx"),
+            (["build", "none.yaml"], 2, "none.yaml"),
+            (["build", "words.onnx"], 1, "words.onnx"),
+            (["build", "m.onnx", "--block-size", "4 parsecs"], 2, "--block-size"),
+            (["build", "m.onnx", "--memory", "0"], 2, "--memory"),
+            (["build", "m.onnx", "--shape", "1x3"], 2, "name"),
+            (["build", "m.onnx", "--shape", "x:1", "--shape", "x:2"], 2, "twice"),
+            (["build", "m.onnx", "--min-shape", "x:1"], 2, "--max-shape"),
+            (["build", "m.onnx", "--min-shape", "x:2", "--max-shape", "x:1"], 2, "out of order"),
+            (["build", "m.onnx", "--backend", "tpu"], 2, "choose from"),
+            (["build", "m.onnx", "--name", "../x"], 2, "../x"),
+            (["run", "four-layers", "--name", "x"], 2, "--name"),
+            (["run", "four-layers", "--iterations", "0"], 2, "--iterations"),
+            (["run", "four-layers", "--iterations", "many"], 2, "--iterations"),
+            (["run", "four-layers", "--std", "0"], 2, "--std"),
+            (["run", "four-layers", "--mean", "a"], 2, "--mean"),
+            (["run", "four-layers", "--loader-threads", "0"], 2, "threads"),
+            (["run", "four-layers", "--read-size", "5"], 2, "read_size"),
+            (["run", "four-layers", "--input", "q=in.npy"], 2, "q"),
+            (["run", "four-layers", "--input", "in.npy"], 2, "float64"),
+            (["run", "four-layers", "--shape", "x:0:2x5"], 2, "128"),
+            (["run", "four-layers", "--output", "out.txt"], 2, ".npz"),
+            (["run", "four-layers", "--budget", "4KiB"], 3, "floor"),
+            (["run", "nobody"], 4, "nobody"),
+            (["run", "four-layers", "--chain-version", "9"], 4, "9"),
+            (["run", "../four-layers"], 2, "four-layers"),
+            (["verify", "four-layers"], 2, "--onnx"),
+            (["verify", "four-layers", "--onnx", "none.onnx"], 1, "none.onnx"),
+            (["inspect", "nobody"], 4, "nobody"),
+            (["inspect", "words.onnx"], 1, "words.onnx"),
+            (["inspect", "in.npy"], 2, "no file of a chain"),
+            (["inspect", "short.plan"], 4, "header"),
+            (["doctor", "words.onnx"], 2, "words.onnx"),
+        ],
+    )
+    def test_are_told_with_the_right_status(self, capfd, repository, tmp_path, monkeypatch, words, status, said):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "engines").symlink_to(repository)
+        (tmp_path / "words.onnx").write_text("not a model")
+        (tmp_path / "short.plan").write_bytes(b"ftrt" + bytes(10))
+        np.save(tmp_path / "in.npy", np.zeros((1, WIDTH)))
+        assert cli.main(words) == status
+        out, err = capfd.readouterr()
+        assert out == ""
+        assert err.startswith("error: ")
+        assert said in err
+        assert "Traceback" not in err
+        got, told = as_json(capfd, *words)
+        assert got == told["status"] == status
+        assert told["error"]["what"] in err
+
+    def test_a_damaged_store(self, capfd, repository, tmp_path):
+        copy = tmp_path / "engines"
+        shutil.copytree(repository, copy)
+        with (copy / "four-layers" / "1" / "weights.bin").open("r+b") as file:
+            file.seek(5000)
+            file.write(b"\xff")
+        status, told = as_json(capfd, *run_words(copy))
+        assert (status, told["error"]["kind"]) == (4, "CorruptError")
+
+    def test_the_floor_and_its_parts(self, capfd, repository):
+        _, told = as_json(capfd, *run_words(repository, "--budget", "4KiB"))
+        assert told["error"]["floor_bytes"] == sum(told["error"]["parts"].values())
+
+    @pytest.mark.parametrize(
+        ("error", "status", "said"),
+        [
+            (KeyboardInterrupt(), 130, "interrupted"),
+            (MemoryError(), 1, "memory"),
+            (BudgetError("too little", floor=5, parts={"a": 5}), 3, "too little"),
+            (ZeroDivisionError("oops"), 1, "a fault of trt-layering itself: ZeroDivisionError: oops"),
+            (OSError(28, "No space left on device", "/x/y"), 1, "/x/y"),
+            (ModuleNotFoundError("no", name="polygraphy"), 1, "pip install polygraphy"),
+            (RecursionError("deep"), 1, "deep"),
+        ],
+    )
+    def test_nothing_escapes(self, capfd, monkeypatch, error, status, said):
+        def fail(_):
+            raise error
+
+        monkeypatch.setitem(cli._VERBS, "inspect", fail)
+        assert cli.main(["inspect", "x"]) == status
+        err = capfd.readouterr().err
+        assert said in err
+        assert "Traceback" not in err
+        assert as_json(capfd, "inspect", "x")[0] == status
+
+    def test_a_traceback_on_request(self, capfd, monkeypatch):
+        def fail(_):
+            raise ZeroDivisionError
+
+        monkeypatch.setitem(cli._VERBS, "inspect", fail)
+        monkeypatch.setenv("TRT_LAYERING_TRACEBACK", "1")
+        assert cli.main(["inspect", "x"]) == 1
+        assert "Traceback" in capfd.readouterr().err
+
+
+class TestProcesses:
+    def test_help_and_version(self):
+        for words in (["--help"], ["--version"], ["build", "--help"], ["run", "--help"]):
+            done = command(*words)
+            assert (done.returncode, done.stderr) == (0, "")
+            assert "trt-layering" in done.stdout
+
+    @pytest.mark.parametrize("more", [[], ["--json"]])
+    def test_nobody_reads_the_output(self, repository, more):
+        read, write = os.pipe()
+        os.close(read)
+        done = command("inspect", "four-layers", "--repository", repository, *more, stdout=write)
+        os.close(write)
+        assert (done.returncode, done.stderr) == (141, "")
+
+    def test_interrupted_by_a_signal(self, repository, tmp_path):
+        """The command waits for its input, which is a pipe: opening that tells that it is at work."""
+        os.mkfifo(tmp_path / "in.npy")
+        words = run_words(repository, "--input", f"x:0={tmp_path}/in.npy")
+        process = subprocess.Popen(
+            [sys.executable, "-m", "trt_layering", *map(str, words)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        with (tmp_path / "in.npy").open("wb"):
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+        assert (process.returncode, out, err) == (130, "", "error: interrupted\n")
+
+    def test_libraries_cannot_spoil_the_object(self):
+        program = (
+            "import os, sys; from trt_layering import cli; from trt_layering.terminal import Result\n"
+            "def noisy(_):\n"
+            "    print('from Python'); os.write(1, b'from C\\n'); os.system('echo from a child')\n"
+            "    return Result({'n': float('nan')}, [])\n"
+            "cli._VERBS['inspect'] = noisy\n"
+            "sys.exit(cli.main(['inspect', 'x', '--json']))\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT, timeout=60
+        )
+        assert json.loads(done.stdout) == {"n": None}
+        for words in ("from Python", "from C", "from a child"):
+            assert words in done.stderr
+
+    def test_running_imports_little(self, repository):
+        program = (
+            "import sys; from trt_layering import cli\n"
+            f"status = cli.main({[*map(str, run_words(repository, '--json'))]!r})\n"
+            "print(*sorted(sys.modules), file=sys.stderr)\n"
+            "sys.exit(status)\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT, timeout=60
+        )
+        modules = set(done.stderr.split())
+        assert "onnxruntime" in modules
+        assert not modules & {"onnx", "onnx_ir", "polygraphy", "rich", "PIL", "yaml"}
+
+    def test_output_that_is_not_utf8(self, repository):
+        done = command("inspect", "four-layers", "--repository", repository, env={"PYTHONIOENCODING": "ascii"})
+        assert done.returncode == 0
+        assert "block-000" in done.stdout
+
+
+class TestProgress:
+    def test_a_line_every_few_seconds(self, monkeypatch):
+        clock = iter([0.0, 1.0, 2.9, 3.1, 3.1, 4.0, 6.5, 6.5])
+        monkeypatch.setattr(cli.time, "monotonic", lambda: next(clock))
+        stream = io.StringIO()
+        with cli.Progress(stream) as progress:
+            for done in range(1, 6):
+                progress("weights", done, 5)
+        assert stream.getvalue() == "weights:  60%\nweights: 100%\n"
+
+    def test_unknown_totals(self, monkeypatch):
+        clock = iter([0.0, 5.0, 5.0])
+        monkeypatch.setattr(cli.time, "monotonic", lambda: next(clock))
+        stream = io.StringIO()
+        with cli.Progress(stream) as progress:
+            progress("weights", 7, 0)
+        assert stream.getvalue() == "weights: 7\n"
+
+    def test_bars_on_a_terminal(self, model, tmp_path):
+        leader, follower = pty.openpty()
+        done = command(
+            "build", model, "--repository", tmp_path, stderr=follower, env={"TERM": "xterm", "COLUMNS": "80"}
+        )
+        os.close(follower)
+        shown = b""
+        with contextlib.suppress(OSError):
+            while part := os.read(leader, 65536):
+                shown += part
+        os.close(leader)
+        assert done.returncode == 0
+        assert "100%" in shown.decode()
+        assert "built four-layers" in done.stdout

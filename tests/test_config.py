@@ -1,0 +1,182 @@
+"""YAML deployments: what is read, and the words for everything that is wrong."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trt_layering.config import Loader, Model, Size, load, resolve_model
+from trt_layering.errors import ConfigError, ModelError
+from trt_layering.shapes import ShapeRange
+
+GOOD = """\
+repository: here
+memory_budget: 96MiB
+loader: {direct_io: never, threads: 3, read_size: 8MiB, verify: always}
+models:
+  - name: ocr
+    onnx: models/ocr.onnx
+    backend: onnxruntime
+    block_size: 4MiB
+    shapes:
+      input1: {min: 1x1x64x32, opt: 1x1x64x160, max: 1x1x64x320}
+      "b:0": 2x3
+  - {name: other, onnx: o.onnx, optimise: false, split: false, build_memory: 2GiB}
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    def write_text(text: str) -> Path:
+        path = tmp_path / "deployment.yaml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write_text
+
+
+def test_everything_is_read(write):
+    deployment = load(write(GOOD)).deployment
+    assert deployment.repository == "here"
+    assert deployment.memory_budget == 96 << 20
+    assert deployment.loader == Loader(direct_io="never", threads=3, read_size=Size(8 << 20), verify="always")
+    varying = ShapeRange((1, 1, 64, 32), (1, 1, 64, 160), (1, 1, 64, 320))
+    fixed = ShapeRange((2, 3), (2, 3), (2, 3))
+    assert deployment.models == (
+        Model(
+            name="ocr", onnx="models/ocr.onnx", backend="onnxruntime", block_size=Size(4 << 20),
+            shapes={"input1": varying, "b:0": fixed},
+        ),
+        Model(name="other", onnx="o.onnx", optimise=False, split=False, build_memory=Size(2 << 30)),
+    )  # fmt: skip
+    assert varying.for_build() == {"min": (1, 1, 64, 32), "opt": (1, 1, 64, 160), "max": (1, 1, 64, 320)}
+    assert fixed.for_build() == (2, 3)
+
+
+def test_loader_defaults_are_the_runtimes():
+    from trt_layering.runtime.loader import LoaderOptions
+
+    ours, theirs = Loader(), LoaderOptions()
+    assert (ours.direct_io, ours.threads, ours.verify) == (theirs.direct_io, theirs.threads, theirs.verify)
+    assert ours.read_size == theirs.read_bytes
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "field", "words"),
+    [
+        ("read_size:", "read_sise:", 3, "loader.read_sise", "did you mean 'read_size'?"),
+        ("memory_budget", "memory_bugdet", 2, "memory_bugdet", "did you mean 'memory_budget'?"),
+        ("    backend:", "    back_end:", 7, "models[0].back_end", "did you mean 'backend'?"),
+        ("4MiB", "4MiBB", 8, "models[0].block_size", "'4MiBB' is not a size"),
+        ("4MiB", "[4]", 8, "models[0].block_size", "Expected a size"),
+        ("4MiB", "0", 8, "models[0].block_size", "above zero"),
+        ("96MiB", "1.5", 2, "memory_budget", "Expected a size, got 1.5"),
+        ("threads: 3", "threads: three", 3, "loader.threads", "Expected a whole number, got text"),
+        ("threads: 3", "threads: 0", 3, "loader.threads", ">= 1"),
+        ("direct_io: never", "direct_io: off", 3, "loader.direct_io", "choose one of auto, always, never"),
+        ("backend: onnxruntime", "backend: trt", 7, "models[0].backend", "choose one of auto, onnxruntime, tensorrt"),
+        ("opt: 1x1x64x160", "opt: 1x1x64x999", 10, "models[0].shapes.input1", "out of order"),
+        ("opt: 1x1x64x160", "opt: 1x1", 10, "models[0].shapes.input1", "differ in rank"),
+        ("opt: 1x1x64x160, ", "", 10, "models[0].shapes.input1", "lacks opt"),
+        ("opt:", "best:", 10, "models[0].shapes.input1", "unknown key 'best'"),
+        ("2x3", "2x", 11, "models[0].shapes.b:0", "is not a shape"),
+        ("2x3", "2x0", 11, "models[0].shapes.b:0", "zero"),
+        ("name: other", "name: ocr", 12, "models[1].name", "two models are called 'ocr'"),
+        ("name: other", "name: ../other", 12, "models[1].name", "letters, digits"),
+        ("name: other, ", "", 12, "models[1]", "'name' is missing"),
+        ("optimise: false", "optimise: 3", 12, "models[1].optimise", "Expected true or false"),
+        ("    block_size: 4MiB", "    onnx: x", 8, "models[0].onnx", "written twice, first on line 6"),
+    ],
+)
+def test_mistakes_are_told_with_line_and_field(write, old, new, line, field, words):
+    assert old in GOOD
+    path = write(GOOD.replace(old, new, 1))
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert caught.value.where == f"{path}:{line}: {field}"
+    assert words in str(caught.value)
+    assert caught.value.exit_status == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "# nothing\n", "words", "- 1", "5", "models: 5", "models: [5]", "models: [{}]", "a: [", "a: b: c", "\x00",
+        "\t", "1: 2", "? [1]\n: 2", "a: 1\n---\nb: 2", "!!python/object/apply:os.system [ls]", "2000-99-99: 1",
+        "memory_budget: 2000-99-99", "memory_budget: .nan", "memory_budget: -1", "models: &a [*a]", "&a {b: *a}",
+        "[" * 9999, "loader: {<<: {a: 1}}", "repository: [a]", "memory_budget: " + "9" * 5000,
+    ],
+)  # fmt: skip
+def test_nonsense_is_a_configuration_error(write, text):
+    with pytest.raises(ConfigError) as caught:
+        load(write(text))
+    assert "deployment.yaml" in caught.value.where
+    assert caught.value.remedy
+
+
+@given(st.data())
+def test_a_broken_file_never_gives_anything_else(tmp_path_factory, data):
+    """Any single byte changed: the file still loads, or it is a ConfigError."""
+    raw = bytearray(GOOD.encode())
+    raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    path = tmp_path_factory.mktemp("config") / "c.yaml"
+    path.write_bytes(raw)
+    with suppress(ConfigError):
+        load(path)
+
+
+def test_missing_files_and_folders(tmp_path):
+    for path in (tmp_path / "none.yaml", tmp_path):
+        with pytest.raises(ConfigError, match="cannot read"):
+            load(path)
+
+
+def test_a_huge_file_is_not_read(tmp_path):
+    path = tmp_path / "huge.yaml"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ConfigError, match="1 MiB"):
+        load(path)
+
+
+def test_settings_tell_where_each_came_from(write):
+    path = write(GOOD)
+    settings = {setting.field: (setting.value, setting.origin) for setting in load(path).settings()}
+    assert settings["memory_budget"] == ("96.0 MiB", f"{path}:2")
+    assert settings["loader.threads"] == ("3", f"{path}:3")
+    assert settings["models[0].shapes.b:0"] == ("2x3", f"{path}:11")
+    assert settings["models[0].precision"] == ("fp32", "default")
+    assert settings["models[1].optimise"] == ("false", f"{path}:12")
+
+
+def test_choosing_a_model(write):
+    config = load(write(GOOD))
+    assert config.model("other").onnx == "o.onnx"
+    with pytest.raises(ConfigError, match="did you mean 'other'"):
+        config.model("othr")
+    with pytest.raises(ConfigError, match="ocr, other"):
+        config.model(None)
+    assert load(write("models: [{name: a, onnx: b}]")).model(None).name == "a"
+    with pytest.raises(ConfigError, match="0 models"):
+        load(write("repository: a")).model(None)
+
+
+def test_files_inside_packages(tmp_path, monkeypatch):
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "m.onnx").write_bytes(b"")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert resolve_model("package:pack/m.onnx") == tmp_path / "pack" / "m.onnx"
+    assert resolve_model("any/path.onnx") == Path("any/path.onnx")
+    with pytest.raises(ModelError, match=r"pack/n\.onnx"):
+        resolve_model("package:pack/n.onnx")
+
+
+def test_kept_configurations_load():
+    found = sorted(Path(__file__).parent.parent.glob("configs/*.yaml"))
+    assert found
+    for path in found:
+        assert load(path).deployment.models

@@ -1,0 +1,167 @@
+"""The doctor: what it finds, on this machine and on made-up ones."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+
+import pytest
+
+from trt_layering import doctor, drive
+from trt_layering.errors import ReadError
+
+
+@pytest.fixture
+def repository(tmp_path):
+    folder = tmp_path / "engines"
+    folder.mkdir()
+    return folder
+
+
+def test_everything_is_looked_at_and_nothing_left_behind(repository, monkeypatch):
+    monkeypatch.setattr(doctor.drive.measure, "__kwdefaults__", {"file_bytes": 4 << 20, "seconds": 0.05})
+    findings = {finding.name: finding for finding in doctor.examine(repository / "not" / "there")}
+    assert {
+        "Python", "processor", "memory available", "memory limit", "block size", "disk space", "direct I/O",
+        "drive reads", "ONNX Runtime", "CUDA driver", "TensorRT", "PyCUDA",
+    } <= set(findings)  # fmt: skip
+    assert all(finding.status == "ok" or finding.remedy for finding in findings.values())
+    assert findings["ONNX Runtime"].status == "ok"
+    assert findings["drive reads"].numbers["bytes_per_second"] > 0
+    assert list(repository.iterdir()) == []
+    json.dumps([finding.numbers for finding in findings.values()])
+
+
+def test_the_sweep(repository):
+    measured = drive.measure(repository, file_bytes=8 << 20, seconds=0.05)
+    combinations = {(rate.threads, rate.read_bytes) for rate in measured.rates}
+    assert {(1, 1 << 20), (4, 1 << 20), (2, 4 << 20)} <= combinations
+    assert all(threads * size <= 8 << 20 for threads, size in combinations)
+    assert measured.direct == (measured.fallback is None)
+    assert measured.enough.threads * measured.enough.read_bytes <= measured.best.threads * measured.best.read_bytes
+    assert list(repository.iterdir()) == []
+
+
+def test_enough_is_the_least_that_is_nearly_the_fastest():
+    rates = [drive.Rate(1, 4, 50.0), drive.Rate(2, 4, 95.0), drive.Rate(4, 4, 100.0), drive.Rate(8, 4, 99.0)]
+    measured = drive.Drive(True, None, rates)
+    assert measured.best == rates[2]
+    assert measured.enough == rates[1]
+
+
+@pytest.mark.parametrize("failing", ["write", "fdatasync", "urandom"])
+def test_the_temporary_file_goes_when_measuring_fails(repository, monkeypatch, failing):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(drive.os, failing, fail)
+    findings = doctor.disk(repository)
+    assert [finding.status for finding in findings][1:] == ["warn"]
+    assert "No space left" in findings[1].value
+    monkeypatch.undo()
+    assert list(repository.iterdir()) == []
+
+
+def test_a_drive_that_fails_is_a_finding(repository):
+    def measure(_):
+        raise ReadError("the drive failed: Input/output error")
+
+    assert "Input/output error" in doctor.disk(repository, measure)[1].value
+
+
+def test_no_direct_io_is_told_with_the_reason(repository):
+    def measure(_):
+        return drive.Drive(False, "the file system has no direct reads", [drive.Rate(1, 1 << 20, 50e6)])
+
+    _, direct, rate = doctor.disk(repository, measure)
+    assert (direct.status, rate.status) == ("warn", "warn")
+    assert "has no direct reads" in direct.value
+    assert "50 MB/s" in rate.value
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "limit"),
+    [
+        ("0::/a/b\n", {"sys/fs/cgroup/a/b/memory.max": "max\n", "sys/fs/cgroup/a/memory.max": "1000\n"}, 1000),
+        ("0::/a/b\n", {"sys/fs/cgroup/a/b/memory.max": "500\n", "sys/fs/cgroup/a/memory.max": "1000\n"}, 500),
+        ("0::/a\n", {"sys/fs/cgroup/a/memory.max": "max\n"}, None),
+        ("0::/../outside\n", {}, None),
+        ("4:memory:/job\n0::/\n", {"sys/fs/cgroup/memory/job/memory.limit_in_bytes": "700\n"}, 700),
+        ("4:memory:/job\n", {"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"}, None),
+        ("3:cpu,cpuacct:/\n", {"sys/fs/cgroup/cpu/memory.max": "5\n"}, None),
+        (None, {}, None),
+    ],
+)
+def test_memory_limits_of_both_cgroup_versions(tmp_path, cgroup, files, limit):
+    for name, text in {**files, **({"proc/self/cgroup": cgroup} if cgroup else {})}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert doctor.cgroup_limit(tmp_path) == limit
+
+
+class FakeCuda:
+    """A libcuda with one GPU, or one whose cuInit fails."""
+
+    def __init__(self, code):
+        self._code = code
+
+    def cuInit(self, flags):
+        return self._code
+
+    def cuGetErrorString(self, code, text):
+        ctypes.cast(text, ctypes.POINTER(ctypes.c_char_p))[0] = b"no CUDA-capable device is detected"
+        return 0
+
+    def cuDriverGetVersion(self, version):
+        ctypes.cast(version, ctypes.POINTER(ctypes.c_int))[0] = 12060
+        return 0
+
+    def cuDeviceGet(self, device, index):
+        return 0
+
+    def cuDeviceGetName(self, text, size, device):
+        text.value = b"Orin"
+        return 0
+
+    def cuDeviceTotalMem_v2(self, total, device):
+        ctypes.cast(total, ctypes.POINTER(ctypes.c_size_t))[0] = 8 << 30
+        return 0
+
+
+def test_a_gpu(monkeypatch):
+    monkeypatch.setattr(doctor.ctypes, "CDLL", lambda name: FakeCuda(0))
+    found = doctor.driver()
+    assert found.value == "CUDA 12.6, Orin, 8.00 GiB"
+    assert found.numbers == {"gpu_bytes": 8 << 30}
+
+
+def test_a_driver_without_gpu(monkeypatch):
+    monkeypatch.setattr(doctor.ctypes, "CDLL", lambda name: FakeCuda(100))
+    found = doctor.driver()
+    assert found.status == "warn"
+    assert "no CUDA-capable device is detected (100)" in found.value
+    assert not found.numbers
+
+
+def test_gpu_libraries_are_not_imported_without_a_gpu(monkeypatch):
+    def missing(name):
+        raise OSError("libcuda.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(doctor.ctypes, "CDLL", missing)
+    monkeypatch.setattr(doctor.importlib, "import_module", lambda name: pytest.fail(f"imported {name}"))
+    monkeypatch.setattr(doctor, "disk", lambda folder: [])
+    monkeypatch.setattr(doctor, "onnxruntime", lambda: doctor.Finding("ONNX Runtime", ""))
+    findings = {finding.name: finding for finding in doctor.examine()}
+    assert "no GPU" in findings["TensorRT"].value
+
+
+def test_a_library_that_is_there_but_broken(monkeypatch):
+    def broken(name):
+        raise ImportError("libnvinfer.so.10: cannot open shared object file")
+
+    monkeypatch.setattr(doctor.importlib, "import_module", broken)
+    found = doctor.library("TensorRT", "tensorrt", "install it")
+    assert (found.status, found.remedy) == ("warn", "install it")
+    assert "libnvinfer.so.10" in found.value
