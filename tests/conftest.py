@@ -7,8 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests import real_models
+
+# A slow machine is no failure; a failure is to be had again by what it printed.
+settings.register_profile("repository", deadline=None, print_blob=True)
+settings.load_profile("repository")
 
 
 @pytest.fixture(scope="session")

@@ -49,6 +49,10 @@ _STREAMED_FROM = 1024
 _WORDS = {ir.DataType.FLOAT: "float32", ir.DataType.DOUBLE: "float64"}
 
 
+Places = dict[str, tuple[int, int]]
+"""Offset and length in `weights.bin` of each streamed weight."""
+
+
 @dataclass(frozen=True)
 class Built:
     """A published chain: its folder and its manifest."""
@@ -111,7 +115,8 @@ def build(
         budget = parse_size(memory, what="memory")
         windows = builder.prepare(source, work, budget, tell) if optimise else [source]
         cuts = list(_blocks(windows, size, _dims(known, trials[0])))
-        blocks = _write(writer, builder, cuts, tell)
+        places, blocks = _write(writer, builder, cuts, tell)
+        whole = _write_whole(writer, builder, windows, places) if len(windows) < len(blocks) else ()
         draft = Chain(
             format=FORMAT_VERSION,
             name=chain_name,
@@ -125,6 +130,7 @@ def build(
             outputs=tuple(map(_value, source.graph.outputs)),
             extents=writer.extents,
             blocks=blocks,
+            whole=whole,
             memory=Memory(activations=0, scratch=0, engines=0, shapes={}),
             times=Times(execute_seconds=(0.0,) * len(blocks), read_rate=1e9),
             check=Check(max_abs_diff=0.0, max_abs_output=0.0, seed=SEED),
@@ -191,14 +197,16 @@ def _numpy_can_alias(dtype: ir.DataType) -> bool:
     return dtype == ir.DataType.BFLOAT16 or (dtype.bitwidth >= 8 and dtype.numpy().kind in "biuf" and "float8" not in _word(dtype))
 
 
-def _write(writer: StoreWriter, builder: Builder, cuts: Sequence[_Cut], tell: Progress) -> tuple[Block, ...]:
+def _write(
+    writer: StoreWriter, builder: Builder, cuts: Sequence[_Cut], tell: Progress
+) -> tuple[Places, tuple[Block, ...]]:
     """Write weights and engines; a weight of several blocks goes to an extent of its own, once."""
     users: dict[str, list[int]] = defaultdict(list)
     for index, cut in enumerate(cuts):
         for name in cut.weights:
             users[name].append(index)
     written: dict[tuple[int, ...], int] = {}
-    places: dict[str, tuple[int, int]] = {}
+    places: Places = {}
     blocks = []
     for index, cut in enumerate(cuts):
         tell("write", index, len(cuts))
@@ -207,26 +215,40 @@ def _write(writer: StoreWriter, builder: Builder, cuts: Sequence[_Cut], tell: Pr
             groups[tuple(users[name])].append(name)
         for group in [group for group in groups if group not in written]:
             written[group] = _write_extent(writer, cut.graph.graph, groups[group], places)
-        label = f"block-{index:03d}"
-        file = writer.engine_file(label, builder.suffix)
-        builder.write_engine(cut.graph, file, {name: places[name] for name in cut.weights})
-        blocks.append(
-            Block(
-                name=label,
-                file=file.name,
-                digest=writer.digest(file),
-                extents=tuple(written[group] for group in groups),
-                inputs=tuple(map(_value, cut.graph.graph.inputs)),
-                outputs=tuple(map(_value, cut.graph.graph.outputs)),
-            )
-        )
+        extents = tuple(written[group] for group in groups)
+        blocks.append(_write_engine(writer, builder, f"block-{index:03d}", cut.graph, places, extents))
     tell("write", len(cuts), len(cuts))
+    return places, tuple(blocks)
+
+
+def _write_whole(
+    writer: StoreWriter, builder: Builder, windows: Sequence[ir.Model], places: Places
+) -> tuple[Block, ...]:
+    """Engines of the uncut windows over the same weights."""
+    blocks = []
+    for index, window in enumerate(windows):
+        names = set(window.graph.initializers)
+        extents = (i for i, extent in enumerate(writer.extents) if any(t.name in names for t in extent.tensors))
+        blocks.append(_write_engine(writer, builder, f"whole-{index:03d}", window, places, tuple(extents)))
     return tuple(blocks)
 
 
-def _write_extent(
-    writer: StoreWriter, graph: ir.Graph, names: Sequence[str], places: dict[str, tuple[int, int]]
-) -> int:
+def _write_engine(
+    writer: StoreWriter, builder: Builder, name: str, graph: ir.Model, places: Places, extents: tuple[int, ...]
+) -> Block:
+    file = writer.engine_file(name, builder.suffix)
+    builder.write_engine(graph, file, {key: places[key] for key in graph.graph.initializers if key in places})
+    return Block(
+        name=name,
+        file=file.name,
+        digest=writer.digest(file),
+        extents=extents,
+        inputs=tuple(map(_value, graph.graph.inputs)),
+        outputs=tuple(map(_value, graph.graph.outputs)),
+    )
+
+
+def _write_extent(writer: StoreWriter, graph: ir.Graph, names: Sequence[str], places: Places) -> int:
     tensors = {name: graph.initializers[name].const_value for name in names}
     index = writer.add_extent(
         [(name, _word(t.dtype), tuple(map(int, t.shape)), t) for name, t in tensors.items() if t is not None]

@@ -65,10 +65,8 @@ class Runtime(Protocol):
         dtypes and shapes of the manifest and hold nothing yet; they must outlive the engine."""
         ...
 
-    def open_resident(
-        self, folder: Path, block: Block, weights: Mapping[str, np.ndarray[Any, Any]], buffers: Mapping[str, Any]
-    ) -> Engine:
-        """An engine with a copy of `weights`, in whatever layout executes fastest; they may be freed afterwards."""
+    def open_resident(self, folder: Path, block: Block, buffers: Mapping[str, Any]) -> Engine:
+        """An engine that has its weights, read from `folder` and laid out as executes fastest."""
         ...
 
     def wrap(self, array: np.ndarray[Any, Any]) -> Any:

@@ -194,6 +194,6 @@ def _forget_captures(node: ir.Node) -> None:
 
 def root_cause(error: BaseException) -> str:
     """What the first of a chain of errors says."""
-    while error.__cause__ is not None:
-        error = error.__cause__
+    while (before := error.__cause__ or error.__context__) is not None:
+        error = before
     return str(error) or type(error).__name__

@@ -10,7 +10,7 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,7 +26,7 @@ from trt_layering.runtime.loader import LoaderOptions
 from trt_layering.runtime.supply import keep, stream
 from trt_layering.schedule.activations import Lifetime, pack
 from trt_layering.store.manifest import Chain as Manifest
-from trt_layering.store.manifest import Value, read_manifest, rebuild_remedy, resolve
+from trt_layering.store.manifest import Block, Value, read_manifest, rebuild_remedy, resolve
 from trt_layering.store.reader import check_store
 from trt_layering.units import parse_size
 
@@ -72,13 +72,15 @@ class Chain:
         check_store(folder, manifest)
         self._runtime = backends.runtime(manifest.backend.name)
         _require_fit(folder, manifest, self._runtime)
-        self._static = {v.name: v for b in manifest.blocks for v in b.outputs if _nbytes(v) is not None}
+        resident = self._budget >= self.footprint.resident
+        self._blocks = (manifest.whole or manifest.blocks) if resident else manifest.blocks
+        self._static = {v.name: v for block in self._blocks for v in block.outputs if _nbytes(v) is not None}
         self._outputs = {value.name for value in manifest.outputs}
-        self._drops = _last_uses(manifest)
+        self._drops = _last_uses(self._blocks)
         memory, buffers = self._place_activations()
         self._activations: Array | None = memory
-        if self._budget >= self.footprint.resident:
-            self._supply = keep(folder, manifest, self._runtime, buffers, loader)
+        if resident:
+            self._supply = keep(folder, manifest, self._blocks, self._runtime, buffers, loader)
         else:
             self._supply = stream(folder, manifest, self._runtime, buffers, loader, arena_bytes)
         self._loader = self._supply.loader
@@ -119,7 +121,7 @@ class Chain:
         with self._turn:
             if self._closing:
                 raise ClosedError(f"the chain {self.manifest.name!r} is closed", remedy="open it again")
-            first, self._next = self._next, self._next + len(self.manifest.blocks)
+            first, self._next = self._next, self._next + len(self._blocks)
             try:
                 results = self._sweep(first, arrays, observer)
             except BaseException:
@@ -131,7 +133,7 @@ class Chain:
     def _sweep(self, first: int, arrays: dict[str, Array], observer: Observer | None) -> dict[str, Array]:
         live = {name: self._runtime.wrap(array) for name, array in arrays.items()}
         results: dict[str, Array] = {}
-        for index, block in enumerate(self.manifest.blocks):
+        for index, block in enumerate(self._blocks):
             if self._closing:
                 raise ClosedError(f"the chain {self.manifest.name!r} was closed while it ran")
             fresh = {v.name: _empty(v) for v in block.outputs if v.name in self._outputs and v.name in self._static}
@@ -168,7 +170,7 @@ class Chain:
             "engine_bytes": self.footprint.engines,
             "budget_bytes": self._budget,
             "floor_bytes": self.footprint.floor,
-            "blocks": len(self.manifest.blocks),
+            "blocks": len(self._blocks),
             "mode": self._supply.mode,
             "fallbacks": self._fallbacks(),
         }
@@ -200,11 +202,10 @@ class Chain:
 
     def _place_activations(self) -> tuple[Array, dict[str, Any]]:
         """One buffer for all activations of known size, and the backend's tensors over it by name."""
-        blocks = self.manifest.blocks
         last = {name: index for index, names in enumerate(self._drops) for name in names}
         produced = [
             (value, index)
-            for index, block in enumerate(blocks)
+            for index, block in enumerate(self._blocks)
             for value in block.outputs
             if value.name in self._static and value.name not in self._outputs
         ]
@@ -236,12 +237,12 @@ def _require_fit(folder: Path, manifest: Manifest, runtime: Runtime) -> None:
         )  # fmt: skip
 
 
-def _last_uses(manifest: Manifest) -> list[list[str]]:
+def _last_uses(blocks: Sequence[Block]) -> list[list[str]]:
     """For each block the names that nothing uses after it."""
     last: dict[str, int] = {}
-    for index, block in enumerate(manifest.blocks):
+    for index, block in enumerate(blocks):
         last.update({value.name: index for value in (*block.outputs, *block.inputs)})
-    drops: list[list[str]] = [[] for _ in manifest.blocks]
+    drops: list[list[str]] = [[] for _ in blocks]
     for name, index in last.items():
         drops[index].append(name)
     return drops

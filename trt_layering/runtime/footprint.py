@@ -6,7 +6,6 @@ A budget under the floor raises BudgetError, which carries the floor and its par
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 
 from trt_layering.errors import BudgetError, MemoryLimitError
@@ -14,12 +13,15 @@ from trt_layering.runtime.meter import available_bytes
 from trt_layering.store.manifest import PAGE, Chain, read_manifest, resolve
 from trt_layering.units import format_size
 
+_PACKED_PERCENT = 2
+"""By how much prepacked weights are larger than they are in the store, rounded up."""
+
 
 @dataclass(frozen=True)
 class Footprint:
     """Bytes by what they are for: `largest_block` in the arena, `activations` passed between blocks, `scratch` inside
-    blocks, `engines` with the inference library's own state; `weights` all blocks at once, and `resident` what it takes
-    to keep all of them with their engines' own copies, including the largest transient while opening."""
+    blocks, `engines` with the inference library's own state; `weights` an arena that holds all blocks, and `resident` what
+    it takes to keep everything, laid out as engines like it best."""
 
     largest_block: int
     activations: int
@@ -33,15 +35,14 @@ class Footprint:
         """The footprint of a built chain."""
         sizes = sorted((chain.block_bytes(b) for b in range(len(chain.blocks))), reverse=True)
         memory = chain.memory
-        working = memory.activations + memory.scratch
-        opening = max((sum_ + 2 * size for sum_, size in zip(accumulate(sizes), sizes, strict=True)), default=0)
         return cls(
             largest_block=sizes[0] if sizes else 0,
             activations=memory.activations,
             scratch=memory.scratch,
             engines=memory.engines,
             weights=sum(sizes),
-            resident=memory.engines + max(opening, sum(sizes) + working),
+            resident=chain.weights_bytes * (100 + _PACKED_PERCENT) // 100
+            + memory.activations + memory.scratch + memory.engines,
         )
 
     @property

@@ -7,7 +7,7 @@ May import the store, the schedule and the loader. What reading and checking rai
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from trt_layering.backends.base import Engine, Runtime
 from trt_layering.runtime.arena import Arena
 from trt_layering.runtime.loader import Loader, LoaderOptions
 from trt_layering.schedule.residency import Schedule, lay_out
-from trt_layering.store.manifest import PAGE, WEIGHTS_FILE, Chain
+from trt_layering.store.manifest import PAGE, WEIGHTS_FILE, Block, Chain
 from trt_layering.store.reader import WeightFile, verify_extent
 
 
@@ -78,28 +78,27 @@ def stream(
     return supply
 
 
-def keep(folder: Path, chain: Chain, runtime: Runtime, buffers: Mapping[str, Any], options: LoaderOptions) -> Supply:
-    """Engines that have all their weights, in copies of their own. Largest blocks first, so that what is needed twice
-    while a block is opened adds least to the whole."""
-    sizes = [chain.block_bytes(index) for index in range(len(chain.blocks))]
+def keep(
+    folder: Path,
+    chain: Chain,
+    blocks: Sequence[Block],
+    runtime: Runtime,
+    buffers: Mapping[str, Any],
+    options: LoaderOptions,
+) -> Supply:
+    """Engines of `blocks` that have all their weights, in whatever layout executes fastest."""
     arena, file = _open_memory_and_file(folder, 0, options)
-    loader = Loader(Schedule(0, (0,) * len(sizes), ((),) * len(sizes)), chain.extents, arena, file, options)
-    supply = Supply([], loader, arena, file, "resident", sum(sizes))
-    engines: dict[int, Engine] = {}
+    still = Schedule(0, (0,) * len(blocks), ((),) * len(blocks))
+    supply = Supply([], Loader(still, chain.extents, arena, file, options), arena, file, "resident", chain.weights_bytes)
     try:
-        for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-            block = chain.blocks[index]
-            with closing(Arena(sizes[index])) as staging:
-                _read(chain, block.extents, staging, file, options)
-                weights = _views(chain, block.extents, staging, 0)
-                engines[index] = runtime.open_resident(folder, block, weights, buffers)
-                weights.clear()
-            loader.bytes_read += sizes[index]
+        if options.verify != "never":
+            _verify(chain, file, options)
+        for block in blocks:
+            supply.engines.append(runtime.open_resident(folder, block, buffers))
     except BaseException:
-        supply.engines.extend(engines.values())
         supply.close()
         raise
-    supply.engines.extend(engines[index] for index in range(len(sizes)))
+    supply.loader.bytes_read = chain.weights_bytes
     return supply
 
 
@@ -112,17 +111,14 @@ def _open_memory_and_file(folder: Path, size: int, options: LoaderOptions) -> tu
         raise
 
 
-def _read(chain: Chain, extents: Iterable[int], memory: Arena, file: WeightFile, options: LoaderOptions) -> None:
-    """Read `extents` one after the other to the start of `memory`."""
-    target = 0
-    for index in extents:
-        extent = chain.extents[index]
-        for start in range(0, extent.length, options.read_bytes):
-            length = min(options.read_bytes, extent.length - start)
-            file.read_into(memory.view(target + start, length), extent.offset + start)
-        if options.verify != "never":
-            verify_extent(extent, index, memory.view(target, extent.length), path=file.path)
-        target += extent.length
+def _verify(chain: Chain, file: WeightFile, options: LoaderOptions) -> None:
+    """Compare the checksums of all extents, one after the other passing through memory."""
+    with closing(Arena(max((extent.length for extent in chain.extents), default=0))) as staging:
+        for index, extent in enumerate(chain.extents):
+            for start in range(0, extent.length, options.read_bytes):
+                part = staging.view(start, min(options.read_bytes, extent.length - start))
+                file.read_into(part, extent.offset + start)
+            verify_extent(extent, index, staging.view(0, extent.length), path=file.path)
 
 
 def _views(chain: Chain, extents: Iterable[int], memory: Arena, offset: int) -> dict[str, np.ndarray[Any, Any]]:

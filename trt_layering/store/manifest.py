@@ -136,7 +136,11 @@ class Times(_Record, frozen=True):
 
 
 class Chain(_Record, frozen=True):
-    """All that is known of a built chain. `extents` follow each other in `weights.bin` without gaps, from byte 0."""
+    """All that is known of a built chain. `extents` follow each other in `weights.bin` without gaps, from byte 0.
+
+    `whole` is the same computation over the same extents in as few blocks as it was prepared in, for when all weights
+    stay in memory and seams would only cost; it is empty where `blocks` are no more than that.
+    """
 
     format: int
     name: PlainName
@@ -153,6 +157,7 @@ class Chain(_Record, frozen=True):
     memory: Memory
     times: Times
     check: Check
+    whole: tuple[Block, ...] = ()
 
     def block_bytes(self, index: int) -> int:
         """Arena bytes that block `index` needs: its extents one after the other."""
@@ -263,7 +268,7 @@ def _extent_faults(chain: Chain) -> Iterator[str]:
 def _file_faults(chain: Chain) -> Iterator[str]:
     digests: dict[str, str] = {}
     names: set[str] = set()
-    for block in chain.blocks:
+    for block in (*chain.blocks, *chain.whole):
         if block.name in names:
             yield f"two blocks are called {block.name!r}"
         names.add(block.name)
@@ -280,10 +285,21 @@ def _file_faults(chain: Chain) -> Iterator[str]:
 
 
 def _value_faults(chain: Chain) -> Iterator[str]:
-    known = {value.name for value in chain.inputs}
-    if len(known) != len(chain.inputs):
+    inputs = [value.name for value in chain.inputs]
+    if len(set(inputs)) != len(inputs):
         yield "two inputs have one name"
-    for block in chain.blocks:
+    yield from _flow_faults(chain, chain.blocks)
+    if chain.whole:
+        yield from _flow_faults(chain, chain.whole)
+    blocks = (value for block in (*chain.blocks, *chain.whole) for value in (*block.inputs, *block.outputs))
+    for value in (*chain.inputs, *chain.outputs, *blocks):
+        if value.dtype not in DTYPE_BITS and value.dtype != "string":
+            yield f"{value.name!r} has the unknown dtype {value.dtype!r}"
+
+
+def _flow_faults(chain: Chain, blocks: tuple[Block, ...]) -> Iterator[str]:
+    known = {value.name for value in chain.inputs}
+    for block in blocks:
         for value in block.inputs:
             if value.name not in known:
                 yield f"block {block.name!r} needs {value.name!r}, which no earlier block makes"
@@ -294,10 +310,6 @@ def _value_faults(chain: Chain) -> Iterator[str]:
     for value in chain.outputs:
         if value.name not in known:
             yield f"no block makes the output {value.name!r}"
-    blocks = (value for block in chain.blocks for value in (*block.inputs, *block.outputs))
-    for value in (*chain.inputs, *chain.outputs, *blocks):
-        if value.dtype not in DTYPE_BITS and value.dtype != "string":
-            yield f"{value.name!r} has the unknown dtype {value.dtype!r}"
 
 
 def tensor_nbytes(dtype: str, shape: tuple[int, ...]) -> int | None:

@@ -133,7 +133,7 @@ class StoreWriter:
         Raises BuildError for a chain whose files are not as it says; then nothing is published."""
         if chain.extents != self.extents:
             raise BuildError("the chain has other extents than were written", where=str(self.folder))
-        files = {WEIGHTS_FILE, *(block.file for block in chain.blocks)}
+        files = {WEIGHTS_FILE, *(block.file for block in (*chain.blocks, *chain.whole))}
         with _disk(self.folder):
             self._weights.finish(chain.weights_bytes)
             with _as_build_error():

@@ -140,14 +140,10 @@ class OnnxRuntime:
             options.add_initializer(name, value)
         return self._open(folder, block, options, values, buffers)
 
-    def open_resident(
-        self, folder: Path, block: Block, weights: Mapping[str, Array], buffers: Mapping[str, ort.OrtValue]
-    ) -> OnnxRuntimeEngine:
-        """An engine with its own copy of `weights`, prepacked where kernels gain by it."""
-        options = session_options()
-        if weights:
-            options.add_external_initializers(list(weights), [tensor_over(array) for array in weights.values()])
-        return self._open(folder, block, options, {}, buffers)
+    def open_resident(self, folder: Path, block: Block, buffers: Mapping[str, ort.OrtValue]) -> OnnxRuntimeEngine:
+        """An engine with weights of its own: ONNX Runtime maps `weights.bin`, and keeps prepacked copies instead of what
+        its kernels gain by having prepacked."""
+        return self._open(folder, block, session_options(), {}, buffers)
 
     def _open(
         self,
