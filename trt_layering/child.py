@@ -5,6 +5,7 @@ May import errors. What the child raises of ours is raised here; a child that di
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import os
@@ -20,6 +21,7 @@ from trt_layering import errors
 
 Feeds = dict[str, np.ndarray[Any, Any]]
 Work = Callable[[dict[str, Any]], Any]
+_M_MMAP_THRESHOLD = -3
 
 
 def call(work: Work, task: Mapping[str, Any]) -> Any:
@@ -51,6 +53,7 @@ def call(work: Work, task: Mapping[str, Any]) -> Any:
 def main() -> None:
     """The child: a task on standard input, the result on the last line of standard output."""
     _offer_to_the_kernel()
+    _return_memory_at_once()
     module, _, name = sys.argv[1].partition(":")
     work = getattr(importlib.import_module(module), name)
     try:
@@ -66,6 +69,13 @@ def _offer_to_the_kernel() -> None:
         Path("/proc/self/oom_score_adj").write_text("800")
     except OSError:
         return
+
+
+def _return_memory_at_once() -> None:
+    """glibc keeps what is freed in pieces of less than 32 MiB, which are most weights; here they go back to the kernel."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 1 << 20)
 
 
 def save_arrays(file: Path, trials: Sequence[Feeds]) -> None:

@@ -157,8 +157,10 @@ def test_a_file_system_without_direct_reads(weights: Path, monkeypatch: pytest.M
     file.read_into(buffer := aligned(PAGE), PAGE)
     assert bytes(buffer) == weights.read_bytes()[PAGE : 2 * PAGE]
     file.close()
+    open_files = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ReadError, match="has no direct reads") as caught:
         WeightFile(weights, direct="always")
+    assert len(os.listdir("/proc/self/fd")) == open_files
     assert "direct_io" in caught.value.remedy
 
 
@@ -188,7 +190,7 @@ def test_threads_refused_together_all_read_on(weights: Path) -> None:
     def refuse_each_once(descriptor: int, buffers: list[memoryview], offset: int) -> int:
         if not hasattr(local, "refused"):
             local.refused = True
-            together.wait()
+            together.wait(10)
             raise error(errno.EINVAL)
         return os.preadv(descriptor, buffers, offset)
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -103,8 +102,8 @@ def test_elements_under_a_byte_are_packed_as_onnx_packs_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: ir.DataType, shape: tuple[int, ...]
 ) -> None:
     monkeypatch.setattr(writer_module, "PIECE", 4)
-    codes = np.random.default_rng(0).integers(0, 16, shape).astype(np.uint8)
-    tensor = ir.Tensor(codes.astype(ml_dtypes.uint4).view(dtype.numpy()), dtype=dtype)
+    numbers = np.random.default_rng(0).integers(0 if dtype is ir.DataType.UINT4 else -8, 8, shape)
+    tensor = ir.Tensor(numbers.astype(dtype.numpy()), dtype=dtype)
     with StoreWriter(tmp_path, "m") as writer:
         writer.add_extent([("w", dtype.name.lower(), shape, tensor)])
         nbytes = writer.extents[0].tensors[0].nbytes
@@ -184,6 +183,13 @@ def test_a_source_of_the_wrong_length_is_refused(tmp_path: Path, given_bytes: in
         assert writer.extents == ()
 
 
+def test_a_source_that_never_ends_is_left(tmp_path: Path) -> None:
+    pieces = iter([b"abcd"] * 1000)
+    with StoreWriter(tmp_path, "m") as writer, pytest.raises(BuildError, match="gave more bytes"):
+        writer.add_extent([("w", "float32", (3,), lambda: pieces)])
+    assert len(list(pieces)) == 996
+
+
 @pytest.mark.parametrize("dtype", ["string", "object", "float31", ""])
 def test_a_dtype_that_cannot_be_stored_is_refused(tmp_path: Path, dtype: str) -> None:
     with StoreWriter(tmp_path, "m") as writer, pytest.raises(BuildError, match="cannot be stored"):
@@ -213,6 +219,30 @@ def test_versions_count_up_and_never_over_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "tiny" / "8").write_text("a file")
     assert publish_tiny(tmp_path) == tmp_path / "tiny" / "9"
     assert (tmp_path / "tiny" / "8").read_text() == "a file"
+
+
+def test_a_version_appears_only_when_all_of_it_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    fsync, rename = os.fsync, os.rename
+
+    def record_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        done.append("sync " + Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+
+    def record_rename(source: Path, target: Path) -> None:
+        rename(source, target)
+        done.append("name " + Path(target).name)
+
+    monkeypatch.setattr(os, "fsync", record_fsync)
+    monkeypatch.setattr(os, "rename", record_rename)
+    with StoreWriter(tmp_path, "tiny") as writer:
+        temporary = writer.folder.name
+        folder = writer.publish(fill(writer))
+    manifest, version = done.index("name chain.json"), done.index("name 1")
+    assert {f"sync {name}" for name in os.listdir(folder) if name != "chain.json"} <= set(done[:manifest])
+    assert done[manifest - 1] == "sync chain.json.draft"
+    assert f"sync {temporary}" in done[manifest:version]
+    assert "sync tiny" in done[version:]
 
 
 def test_a_version_holds_what_its_chain_names_and_nothing_else(tmp_path: Path) -> None:
@@ -265,7 +295,7 @@ def test_builds_that_end_together_get_a_version_each(tmp_path: Path, monkeypatch
     def rename_together(source: Path, target: Path) -> None:
         if Path(target).name.isdigit() and not hasattr(waited, "once"):
             waited.once = True
-            together.wait()
+            together.wait(10)
         rename(source, target)
 
     monkeypatch.setattr(writer_module.os, "rename", rename_together)
@@ -344,3 +374,13 @@ def test_a_relative_repository_works(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     assert publish_tiny(Path("engines")) == Path("engines/tiny/1")
     assert resolve(Path("engines"), "tiny") == Path("engines/tiny/1")
+
+
+def test_a_chain_may_live_on_another_drive(tmp_path: Path) -> None:
+    (tmp_path / "drive").mkdir()
+    (tmp_path / "engines").mkdir()
+    (tmp_path / "engines" / "tiny").symlink_to(tmp_path / "drive")
+    folder = publish_tiny(tmp_path / "engines")
+    assert_whole(folder)
+    assert resolve(tmp_path / "engines", "tiny") == folder
+    assert os.listdir(tmp_path / "drive") == ["1"]

@@ -49,7 +49,7 @@ def open_model(path: str | Path) -> ir.Model:
         ) from error
     _settle_tensors(model, path)
     _check_sound(model, path)
-    _forget_negative_dims(model)
+    _forget_unknown_dims(model)
     return model
 
 
@@ -167,9 +167,13 @@ def _check_sound(model: ir.Model, path: Path) -> None:
                 )
 
 
-def _forget_negative_dims(model: ir.Model) -> None:
-    """Some exporters write -1 for a dim that is not known."""
+def _forget_unknown_dims(model: ir.Model) -> None:
+    """Some exporters write -1 for a dim that is not known, and some "?", which is then no symbol."""
     for graph in _scopes(model):
         for value in own_values(graph):
-            if value.shape is not None and any(isinstance(dim, int) and dim < 0 for dim in value.shape):
-                value.shape = ir.Shape(None if isinstance(dim, int) and dim < 0 else dim for dim in value.shape)
+            if value.shape is not None and any(map(_is_unknown, value.shape)):
+                value.shape = ir.Shape(None if _is_unknown(dim) else dim for dim in value.shape)
+
+
+def _is_unknown(dim: int | ir.SymbolicDim) -> bool:
+    return dim < 0 if isinstance(dim, int) else dim.value in (None, "", "?")

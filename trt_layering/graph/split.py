@@ -52,9 +52,9 @@ def split_large(model: ir.Model, limit: int) -> list[Split]:
     """Splits, in place, every weight of more than `limit` bytes in `model`'s main graph; one entry for each.
 
     Conv, ConvTranspose, Gemm and MatMul (and the Integer kinds) are split by output columns or channels, Gather by the
-    columns of its table. The model must be normalised. Pieces are at most `limit` bytes, as even as may be, and are
-    sliced when read, from the file where the whole lies. Results keep their names. Floating-point results may differ
-    from the whole's in the last bits, since a kernel may add in another order for fewer columns.
+    columns of its table. The model must be normalised. Pieces, with their biases, are at most `limit` bytes and as even
+    as may be; they are sliced when read, from the file where the whole lies. Results keep their names. Floating-point
+    results may differ from the whole's in the last bits, since a kernel may add in another order for fewer columns.
     """
     names = Names(model)
     splits = []
@@ -81,8 +81,8 @@ def _split(graph: ir.Graph, weight: ir.Value, limit: int, names: Names) -> int:
         raise _Whole(f"{node.op_type} reads it as input {index}")
     axis, result_axis = rule.axes(node, len(_dims(weight)))
     columns = _dims(weight)[axis]
-    bounds = _bounds(columns, -(-_tensor(weight).nbytes // columns), limit)
     sliced = {index: (weight, axis), **_companion(node, rule, columns)}
+    bounds = _bounds(columns, sum(-(-_tensor(value).nbytes // columns) for value, _ in sliced.values()), limit)
     pieces = [_piece(sliced, begin, end) for begin, end in bounds]
     _replace(graph, node, result_axis, pieces, names)
     return len(pieces)
@@ -165,14 +165,13 @@ def _companion(node: ir.Node, rule: _Rule, columns: int) -> dict[int, tuple[ir.V
 def _piece(sliced: dict[int, tuple[ir.Value, int]], begin: int, end: int) -> _Piece:
     inputs = {}
     for index, (value, axis) in sliced.items():
-        tensor = _slice(_tensor(value), axis, begin, end)
-        inputs[index] = ir.Value(
-            name=f"{value.name}_{begin}", type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor
-        )
+        name = f"{value.name}_{begin}"
+        tensor = _slice(_tensor(value), axis, begin, end, name)
+        inputs[index] = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
     return _Piece(inputs, begin, end - begin)
 
 
-def _slice(tensor: ir.TensorProtocol, axis: int, begin: int, end: int) -> ir.LazyTensor:
+def _slice(tensor: ir.TensorProtocol, axis: int, begin: int, end: int, name: str) -> ir.LazyTensor:
     """[begin, end) of `tensor` along `axis`, read from where it lies whenever somebody asks for it."""
     index = (*[slice(None)] * axis, slice(begin, end))
     dims = list(tensor.shape.numpy())
@@ -181,7 +180,7 @@ def _slice(tensor: ir.TensorProtocol, axis: int, begin: int, end: int) -> ir.Laz
     def read() -> ir.Tensor[Any]:
         return ir.Tensor(np.ascontiguousarray(tensor.numpy()[index]), dtype=tensor.dtype)
 
-    return ir.LazyTensor(read, tensor.dtype, ir.Shape(dims, frozen=True))
+    return ir.LazyTensor(read, tensor.dtype, ir.Shape(dims, frozen=True), name=name)
 
 
 def _replace(graph: ir.Graph, node: ir.Node, axis: int, pieces: Sequence[_Piece], names: Names) -> None:

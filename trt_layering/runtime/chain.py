@@ -10,6 +10,7 @@ import gc
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -58,8 +59,8 @@ def open_chain(
 
 
 class Chain:
-    """An open chain. It owns its memory, engines and loader threads until `close`. `run` may be called from any thread;
-    calls take turns."""
+    """An open chain. It owns its memory, engines and loader threads until `close`, or until nobody holds it any more.
+    `run` may be called from any thread; calls take turns."""
 
     def __init__(
         self, folder: Path, manifest: Manifest, *, budget: int | str | None, loader: LoaderOptions
@@ -84,6 +85,7 @@ class Chain:
         else:
             self._supply = stream(folder, manifest, self._runtime, buffers, loader, arena_bytes)
         self._loader = self._supply.loader
+        self._finalizer = weakref.finalize(self, self._supply.close)
         self._turn = threading.Lock()
         self._closing = False
         self._closed = False
@@ -184,7 +186,7 @@ class Chain:
             if self._closed:
                 return
             self._closed = True
-            self._supply.close()
+            self._finalizer()
             self._activations = None
             gc.collect()
             self._runtime.close()

@@ -90,12 +90,13 @@ class Loader:
         self._finished = 0
         self._loaded = [-1] * self._count
         self._settled = {block for block, reads in enumerate(schedule.reads) if not reads}
-        self._kept: set[int] = set()
+        self._kept: set[int] = set()  # blocks whose `once` reads have arrived
+        self._asked: set[int] = set()  # those, and blocks whose `once` reads are queued or under way
         self._queue: deque[_Task] = deque()
         self._cursor = 0
         self._missing: dict[int, int] = {}
         self._under_way = 0
-        self._held = False
+        self._resume_at: int | None = None
         self._stopping = False
         self._error: LayeringError | None = None
         self._checked: set[int] = set()
@@ -117,7 +118,7 @@ class Loader:
             self._stopping = True
             self._condition.notify_all()
         for thread in self._threads:
-            if thread.ident is not None:
+            if thread.ident is not None and thread is not threading.current_thread():
                 thread.join()
 
     def wait_loaded(self, g: int) -> float:
@@ -129,11 +130,11 @@ class Loader:
             if self._is_loaded(g):
                 return 0.0
             begin = time.perf_counter()
-            self._condition.wait_for(lambda: self._is_loaded(g) or self._error is not None or self._stopping)
+            self._condition.wait_for(lambda: self._is_loaded(g) or self._has_failed() or self._stopping)
             if self._stopping:
                 raise ClosedError("the chain was closed while it ran")
             if self._error is not None and not self._is_loaded(g):
-                raise self._error
+                raise self._error.with_traceback(None)  # else it would hold the frames of all runs it ever ended
             return time.perf_counter() - begin
 
     def finish(self, g: int) -> None:
@@ -143,26 +144,33 @@ class Loader:
             self._condition.notify_all()
 
     def abandon(self, g: int) -> None:
-        """Give up all blocks before number `g`, with which the next sweep begins, and read on from there.
+        """Give up all blocks before number `g`, with which the next sweep begins, and read on from there once the reads
+        under way have ended, since later ones may go to the same bytes. Does not wait for that: a drive may hang.
 
-        Waits for reads under way, since later ones may go to the same bytes. A ReadError is forgotten, so that the next
-        sweep tries again; any other error stays.
+        A ReadError is forgotten, so that the next sweep tries again; any other error stays.
         """
         with self._condition:
-            self._held = True
-            self._condition.wait_for(lambda: self._under_way == 0)
-            self._queue.clear()
-            self._missing.clear()
-            self._finished = max(self._finished, g)
-            resume = g
-            while resume < self._cursor and self._is_loaded(resume):
-                resume += 1
-            self._cursor = resume
-            self._loaded = [min(loaded, resume - 1) for loaded in self._loaded]
-            if isinstance(self._error, ReadError):
-                self._error = None
-            self._held = False
-            self._condition.notify_all()
+            self._resume_at = g
+            if self._under_way == 0:
+                self._resume(g)
+
+    def _resume(self, g: int) -> None:
+        self._resume_at = None
+        self._queue.clear()
+        self._missing.clear()
+        self._asked = set(self._kept)
+        self._finished = max(self._finished, g)
+        resume = g
+        while resume < self._cursor and self._is_loaded(resume):
+            resume += 1
+        self._cursor = resume
+        self._loaded = [min(loaded, resume - 1) for loaded in self._loaded]
+        if isinstance(self._error, ReadError):
+            self._error = None
+        self._condition.notify_all()
+
+    def _has_failed(self) -> bool:
+        return self._error is not None and self._resume_at is None
 
     def _is_loaded(self, g: int) -> bool:
         return g % self._count in self._settled or self._loaded[g % self._count] >= g
@@ -190,15 +198,16 @@ class Loader:
             return None
 
     def _may_begin(self, task: _Task) -> bool:
-        return not self._held and self._error is None and self._finished >= task.g - task.read.lag
+        return self._resume_at is None and self._error is None and self._finished >= task.g - task.read.lag
 
     def _head(self) -> _Task | None:
         """The first read not yet begun, after moving the cursor past blocks that have all they need."""
-        for _ in range(self._count):
+        for _ in range(self._count if len(self._settled) < self._count else 0):
             if self._queue:
                 return self._queue[0]
             block = self._cursor % self._count
-            reads = [read for read in self._schedule.reads[block] if not (read.once and block in self._kept)]
+            reads = [read for read in self._schedule.reads[block] if not (read.once and block in self._asked)]
+            self._asked.add(block)
             self._queue.extend(_Task(self._cursor, read) for read in reads)
             if reads:
                 self._missing[self._cursor] = len(reads)
@@ -231,6 +240,8 @@ class Loader:
         self._under_way -= 1
         if self._under_way == 0:
             self.read_seconds += time.perf_counter() - self._busy_since
+            if self._resume_at is not None:
+                self._resume(self._resume_at)
         self._condition.notify_all()
 
     def _fail(self, error: LayeringError) -> None:

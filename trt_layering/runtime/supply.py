@@ -113,10 +113,11 @@ def _open_memory_and_file(folder: Path, size: int, options: LoaderOptions) -> tu
 
 def _verify(chain: Chain, file: WeightFile, options: LoaderOptions) -> None:
     """Compare the checksums of all extents, one after the other passing through memory."""
+    step = options.read_bytes
     with closing(Arena(max((extent.length for extent in chain.extents), default=0))) as staging:
         for index, extent in enumerate(chain.extents):
-            for start in range(0, extent.length, options.read_bytes):
-                part = staging.view(start, min(options.read_bytes, extent.length - start))
+            for start in range(0, extent.length, step):
+                part = staging.view(start, min(step, extent.length - start))
                 file.read_into(part, extent.offset + start)
             verify_extent(extent, index, staging.view(0, extent.length), path=file.path)
 

@@ -60,6 +60,8 @@ class WeightFile:
                 self._switch(os.O_DIRECT)
                 self.direct = True
             except OSError as error:
+                if self._required:
+                    self.close()
                 self._fall_back(f"the file system has no direct reads ({error.strerror})")
 
     def read_into(self, buffer: memoryview, offset: int) -> None:

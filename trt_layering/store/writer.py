@@ -79,7 +79,7 @@ class StoreWriter:
     def __enter__(self) -> StoreWriter:
         with contextlib.ExitStack() as stack, _disk(self._home):
             self._home.mkdir(parents=True, exist_ok=True)
-            with _locked(self._home, fcntl.LOCK_EX):
+            with _locked(self._home.resolve(), fcntl.LOCK_EX):
                 self._clean()
                 self.folder.mkdir()
                 stack.callback(shutil.rmtree, self.folder, ignore_errors=True)

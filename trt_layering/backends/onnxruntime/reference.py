@@ -37,19 +37,16 @@ def _run(task: Mapping[str, Any]) -> None:
     normalise(source)
     infer_shapes(source)
     outputs = [value.name or "" for value in source.graph.outputs]
-    lives: list[dict[str, Any]] = [
-        {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in feeds.items()}
-        for feeds in child.load_arrays(Path(task["trials"]))
-    ]
+    lives = child.load_arrays(Path(task["trials"]))
     for window in windows(source, task["memory"]):
         session = open_session(window, optimise=task["optimise"])
         names = [value.name or "" for value in window.graph.outputs]
         for live in lives:
             needed = {value.name or "": live[value.name or ""] for value in window.graph.inputs}
             with reported(f"the uncut model {task['model']}"):
-                live.update(zip(names, session.run_with_ort_values(names, needed), strict=True))
+                live.update(zip(names, session.run(names, needed), strict=True))
         del session
-    child.save_arrays(Path(task["outputs"]), [{name: live[name].numpy() for name in outputs} for live in lives])
+    child.save_arrays(Path(task["outputs"]), [{name: live[name] for name in outputs} for live in lives])
 
 
 def suspect(folder: Path, draft: Chain, work: Path) -> str:

@@ -1,0 +1,497 @@
+"""The loader with real threads over a drive under the test's control: right bytes or an error of ours, never a hang."""
+
+from __future__ import annotations
+
+import errno
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.runtime.drives import PATIENCE, Broken, Faulty, Hanging, Shuffling, failure
+from trt_layering.errors import ClosedError, CorruptError, LayeringError, ReadError, UsageError
+from trt_layering.runtime.arena import Arena
+from trt_layering.runtime.loader import Loader, LoaderOptions
+from trt_layering.schedule.residency import Schedule, floor, lay_out
+from trt_layering.store.manifest import PAGE, WEIGHTS_FILE, Extent
+from trt_layering.store.reader import WeightFile
+from trt_layering.store.writer import StoreWriter
+
+Blocks = list[list[int]]
+"""For each block the extents it has."""
+
+
+class Store:
+    """A weight store of seeded extents; `pages[i]` long."""
+
+    def __init__(self, repository: Path, pages: Sequence[int]) -> None:
+        rng = np.random.default_rng(len(pages))
+        with StoreWriter(repository, "weights") as writer:
+            for index, length in enumerate(pages):
+                data = rng.bytes(length * PAGE - 7)
+                writer.add_extent([(f"w{index}", "uint8", (len(data),), lambda data=data: [data])])
+            self.extents: tuple[Extent, ...] = writer.extents
+            self.path = repository / WEIGHTS_FILE
+            (writer.folder / WEIGHTS_FILE).rename(self.path)
+        self.data = self.path.read_bytes()
+
+    def content(self, block: Sequence[int]) -> bytes:
+        """What the arena must hold from a block's offset on."""
+        spans = ((self.extents[e].offset, self.extents[e].length) for e in block)
+        return b"".join(self.data[offset : offset + length] for offset, length in spans)
+
+    def schedule(self, blocks: Blocks, arena: int | None = None, read_size: int = 2 * PAGE) -> Schedule:
+        """For an arena of so many pages, or of the floor."""
+        sized = [[(e, self.extents[e].length) for e in block] for block in blocks]
+        size = floor(sized) if arena is None else arena * PAGE
+        return lay_out(sized, size, read_size, [1e-3] * len(blocks), 1e9)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return Store(tmp_path_factory.mktemp("store"), pages=[3, 1, 4, 1, 5, 2, 6, 2])
+
+
+LINE: Blocks = [[0], [1], [2], [3], [4], [5], [6], [7]]
+
+
+class Machine:
+    """A loader and what it works on. `execute(g)` is what the chain does: wait, use the bytes, say so."""
+
+    def __init__(
+        self, store: Store, blocks: Blocks, schedule: Schedule, preadv: Any, options: LoaderOptions, path: Path | None
+    ) -> None:
+        self.store, self.blocks, self.schedule = store, blocks, schedule
+        self.arena = Arena(schedule.arena_bytes)
+        self.file = WeightFile(path or store.path, direct=options.direct_io, preadv=preadv)
+        self.loader = Loader(schedule, store.extents, self.arena, self.file, options)
+
+    def execute(self, g: int, busy: Callable[[], None] = lambda: None) -> None:
+        self.loader.wait_loaded(g)
+        self.look(g)
+        busy()
+        self.look(g)
+        self.loader.finish(g)
+
+    def look(self, g: int) -> None:
+        block = g % len(self.blocks)
+        wanted = self.store.content(self.blocks[block])
+        seen = bytes(self.arena.view(self.schedule.offsets[block], len(wanted)))
+        assert seen == wanted, f"block {block} does not find its bytes"
+
+    def sweep(self, first: int) -> None:
+        """One sweep from block number `first` on, as `Chain.run` makes it."""
+        try:
+            for index in range(len(self.blocks)):
+                self.execute(first + index)
+        except BaseException:
+            self.loader.abandon(first + len(self.blocks))
+            raise
+
+    def close(self) -> None:
+        self.loader.stop()
+        self.arena.close()
+        self.file.close()
+
+
+@contextmanager
+def running(
+    store: Store,
+    blocks: Blocks = LINE,
+    *,
+    arena: int | None = None,
+    preadv: Any = None,
+    options: LoaderOptions | None = None,
+    path: Path | None = None,
+) -> Iterator[Machine]:
+    import os
+
+    options = options or LoaderOptions(read_size=2 * PAGE)
+    schedule = store.schedule(blocks, arena, options.read_bytes)
+    machine = Machine(store, blocks, schedule, preadv or os.preadv, options, path)
+    before = threading.active_count()
+    machine.loader.start()
+    try:
+        yield machine
+    finally:
+        machine.close()
+        assert threading.active_count() == before
+
+
+def in_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
+    """A thread that is at work, and a list that gets what `work` returned or raised."""
+    results: list[Any] = []
+
+    def carry_out() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            results.append(error)
+
+    thread = threading.Thread(target=carry_out)
+    thread.start()
+    return thread, results
+
+
+def within(seconds: float, work: Callable[[], Any]) -> Any:
+    """What `work` returns or raises; a failure if that takes longer."""
+    thread, results = in_thread(work)
+    thread.join(seconds)
+    assert results, f"nothing happened within {seconds} s"
+    if isinstance(results[0], BaseException):
+        raise results[0]
+    return results[0]
+
+
+# ------------------------------------------------------------------------------------------------------- right bytes
+
+
+@settings(max_examples=60)
+@given(
+    blocks=st.lists(st.lists(st.integers(0, 7), max_size=3, unique=True), min_size=1, max_size=7),
+    slack=st.integers(0, 30),
+    threads=st.integers(1, 4),
+    read_pages=st.integers(1, 4),
+    verify=st.sampled_from(["first", "always", "never"]),
+    seed=st.integers(0, 2**32),
+)
+def test_a_loaded_block_is_there_whatever_the_order_of_reads(
+    store: Store, blocks: Blocks, slack: int, threads: int, read_pages: int, verify: Any, seed: int
+) -> None:
+    """Reads end in any order, at any moment of execution, and until they end their place holds rubbish."""
+    pages = max(len(store.content(block)) for block in blocks) // PAGE
+    drive = Shuffling(seed)
+    options = LoaderOptions(direct_io="never", threads=threads, read_size=read_pages * PAGE, verify=verify)
+    rng = random.Random(seed)
+    done = threading.Event()
+
+    def release() -> None:
+        while not done.is_set():
+            drive.release_one(done)
+
+    with running(store, blocks, arena=pages + slack, preadv=drive, options=options) as machine:
+        releasing, released = in_thread(release)
+
+        def execute_all() -> None:
+            for g in range(4 * len(blocks)):
+                before = drive.calls
+                machine.execute(g, busy=lambda: _until(rng.random() < 0.5, drive, before))
+
+        try:
+            within(PATIENCE, execute_all)
+        finally:
+            done.set()
+            drive.wake()
+            drive.open()
+            releasing.join(PATIENCE)
+        assert released == [None]
+
+
+def _until(asked: bool, drive: Shuffling, before: int) -> None:
+    """Give the loader a chance to spoil things: let it begin another read, if it does so at once."""
+    for _ in range(100 if asked else 0):
+        if drive.calls > before:
+            return
+        threading.Event().wait(0)
+
+
+def test_reads_come_in_the_order_of_the_schedule_and_no_more_than_threads_at_once(store: Store) -> None:
+    seen: list[tuple[int, int]] = []
+    drive = Faulty()
+
+    def preadv(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        seen.append((offset, len(buffers[0])))
+        return drive(descriptor, buffers, offset)
+
+    options = LoaderOptions(direct_io="never", threads=1, read_size=2 * PAGE)
+    with running(store, preadv=preadv, options=options) as machine:
+        for first in (0, 8):
+            machine.sweep(first)
+        reads = [read for block in machine.schedule.reads for read in block]
+        wanted = [(store.extents[read.extent].offset + read.offset, read.length) for read in reads]
+        assert seen[: 2 * len(wanted)] == 2 * wanted
+        assert machine.loader.bytes_read >= 2 * sum(length for _, length in wanted)
+        assert machine.loader.read_seconds > 0
+
+
+def test_what_stays_is_read_once(store: Store) -> None:
+    drive = Faulty()
+    with running(store, arena=24, preadv=drive) as machine:
+        for sweep in range(5):
+            machine.sweep(8 * sweep)
+        assert machine.loader.bytes_read == len(store.data)
+        assert machine.schedule.mode == "resident"
+
+
+def test_the_next_sweep_is_read_ahead_while_nothing_executes(store: Store) -> None:
+    """As far as the arena goes: between inferences it holds the first blocks."""
+    wanted = 2 * len(store.data)
+    arrived = threading.Event()
+    with running(store, arena=8) as machine:
+        machine.sweep(0)
+        ahead = len(store.content([0])) + len(store.content([1]))
+
+        def watch() -> None:
+            machine.loader.wait_loaded(9)
+            arrived.set()
+
+        within(PATIENCE, watch)
+        assert arrived.is_set()
+        assert len(store.data) + ahead <= machine.loader.bytes_read < wanted
+
+
+def test_a_chain_without_weights_has_no_threads_to_wait_for(store: Store) -> None:
+    before = threading.active_count()
+    with running(store, [[], []]) as machine:
+        assert threading.active_count() == before
+        machine.sweep(0)
+        machine.sweep(2)
+
+
+# --------------------------------------------------------------------------------------------------------- bad drives
+
+
+@settings(max_examples=40)
+@given(
+    slack=st.integers(0, 26),
+    threads=st.integers(1, 3),
+    faults=st.dictionaries(
+        st.integers(0, 30), st.sampled_from([failure(errno.EINTR), 1, PAGE // 2, PAGE]), min_size=1, max_size=20
+    ),
+)
+def test_short_and_interrupted_reads_change_nothing(
+    store: Store, slack: int, threads: int, faults: dict[int, OSError | int]
+) -> None:
+    options = LoaderOptions(direct_io="never", threads=threads, read_size=2 * PAGE, verify="always")
+    with running(store, arena=6 + slack, preadv=Faulty(faults), options=options) as machine:
+        for sweep in range(3):
+            within(PATIENCE, lambda first=8 * sweep: machine.sweep(first))
+
+
+@settings(max_examples=60)
+@given(
+    slack=st.integers(0, 26),
+    threads=st.integers(1, 3),
+    broken=st.sets(st.integers(0, 40), min_size=1, max_size=4),
+)
+def test_a_failed_read_ends_its_sweep_and_the_next_one_is_right(
+    store: Store, slack: int, threads: int, broken: set[int]
+) -> None:
+    """EIO on any reads: each ends at most one sweep, all others run, and every block that executes has its bytes."""
+    options = LoaderOptions(direct_io="never", threads=threads, read_size=2 * PAGE)
+    failed = 0
+    drive = Faulty(dict.fromkeys(broken, failure()))
+    with running(store, arena=6 + slack, preadv=drive, options=options) as machine:
+        for sweep in range(len(broken) + 3):
+            try:
+                within(PATIENCE, lambda first=8 * sweep: machine.sweep(first))
+            except ReadError as error:
+                failed += 1
+                assert "Input/output error" in error.what
+                assert str(store.path) in error.where
+                assert error.remedy
+        met = sum(number < drive.calls for number in broken)
+        assert failed <= met
+        machine.sweep(8 * (len(broken) + 3))
+
+
+@pytest.mark.parametrize("number", range(0, 14))
+def test_the_error_comes_from_waiting_at_once(store: Store, number: int) -> None:
+    with running(store, preadv=Faulty({number: failure()})) as machine:
+        with pytest.raises(ReadError, match="Input/output error"):
+            within(1, lambda: machine.sweep(0))
+        within(1, lambda: machine.sweep(8))
+
+
+def test_blocks_that_had_arrived_before_an_error_still_execute(store: Store) -> None:
+    options = LoaderOptions(direct_io="never", threads=1, read_size=2 * PAGE)
+    with running(store, arena=12, preadv=Faulty({4: failure()}), options=options) as machine:
+        for g in (0, 1):
+            machine.execute(g)
+        with pytest.raises(ReadError):
+            machine.execute(2)
+
+
+def test_an_error_does_not_wait_for_another_read_that_hangs(store: Store) -> None:
+    """A drive that dies fails some reads and never answers others; the sweep ends all the same, and when the drive comes
+    back the next sweep is right."""
+    hanging = Hanging()
+    hanging.hang.set()
+    first = threading.Lock()
+
+    def preadv(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        if first.acquire(blocking=False):
+            return hanging(descriptor, buffers, offset)
+        if not hanging.release.is_set():
+            assert hanging.caught.wait(PATIENCE)
+            raise failure()
+        return hanging(descriptor, buffers, offset)
+
+    options = LoaderOptions(direct_io="never", threads=2, read_size=2 * PAGE)
+    with running(store, preadv=preadv, options=options) as machine:
+        try:
+            with pytest.raises(ReadError):
+                within(1, lambda: machine.sweep(0))
+            after, results = in_thread(lambda: machine.sweep(8))
+        finally:
+            hanging.release.set()
+        after.join(PATIENCE)
+        assert results == [None]
+
+
+def test_a_read_that_fails_late_does_not_spoil_the_next_sweep(store: Store) -> None:
+    """It belonged to the sweep that was given up."""
+    hanging = Hanging(then=failure())
+    hanging.hang.set()
+    options = LoaderOptions(direct_io="never", threads=1, read_size=2 * PAGE)
+    with running(store, preadv=hanging, options=options) as machine:
+        assert hanging.caught.wait(PATIENCE)
+        machine.loader.abandon(8)
+        after, results = in_thread(lambda: machine.sweep(8))
+        hanging.release.set()
+        after.join(PATIENCE)
+        assert results == [None]
+
+
+@pytest.mark.parametrize("verify", ["first", "always"])
+@pytest.mark.parametrize("arena", [6, 12, 24])
+def test_a_flipped_bit_is_found_and_stays_an_error(store: Store, tmp_path: Path, verify: Any, arena: int) -> None:
+    damaged = bytearray(store.data)
+    damaged[store.extents[4].offset + 77] ^= 4
+    path = tmp_path / WEIGHTS_FILE
+    path.write_bytes(damaged)
+    options = LoaderOptions(read_size=2 * PAGE, verify=verify)
+    with running(store, arena=arena, options=options, path=path) as machine:
+        for first in (0, 8, 16):
+            with pytest.raises(CorruptError, match="extent 4") as caught:
+                within(1, lambda first=first: machine.sweep(first))
+            assert "w4" in caught.value.where
+            depth = len(list(_frames(caught.value)))
+            assert depth < 30, "the error keeps the frames of all runs that it ended"
+
+
+def _frames(error: BaseException) -> Iterator[Any]:
+    trace = error.__traceback__
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def test_checksums_are_compared_as_often_as_asked(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trt_layering.runtime import loader
+
+    checked: list[int] = []
+    monkeypatch.setattr(loader, "verify_extent", lambda extent, index, data, *, path: checked.append(index))
+    for verify, least, most in (("never", 0, 0), ("first", 8, 8), ("always", 24, 32)):
+        checked.clear()
+        options = LoaderOptions(read_size=2 * PAGE, verify=verify)  # type: ignore[arg-type]
+        with running(store, options=options) as machine:
+            for sweep in range(3):
+                machine.sweep(8 * sweep)
+        assert least <= len(checked) <= most
+
+
+def test_a_file_that_ends_early_is_corrupt(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / WEIGHTS_FILE
+    path.write_bytes(store.data[: store.extents[6].offset + PAGE])
+    with running(store, path=path) as machine:
+        with pytest.raises(CorruptError, match="ends at byte"):
+            within(1, lambda: machine.sweep(0))
+
+
+def test_what_nobody_thought_of_is_an_error_of_ours(store: Store) -> None:
+    def preadv(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        raise ZeroDivisionError("oops")
+
+    with running(store, preadv=preadv) as machine:
+        with pytest.raises(LayeringError, match="oops"):
+            within(1, lambda: machine.sweep(0))
+
+
+# ------------------------------------------------------------------------------------------------------------ the end
+
+
+def test_stop_from_another_thread_ends_the_wait(store: Store) -> None:
+    hanging = Hanging()
+    hanging.hang.set()
+    with running(store, preadv=hanging) as machine:
+        waiting, results = in_thread(lambda: machine.sweep(0))
+        assert hanging.caught.wait(PATIENCE)
+        stopping, _ = in_thread(machine.loader.stop)
+        waiting.join(1)
+        assert not waiting.is_alive(), "the sweep waits for a drive that hangs, though it was closed"
+        assert isinstance(results[0], ClosedError)
+        assert stopping.is_alive(), "a read may still write to the arena"
+        hanging.release.set()
+        stopping.join(PATIENCE)
+        assert not stopping.is_alive()
+
+
+def test_stop_is_idempotent_and_needs_no_start(store: Store) -> None:
+    with running(store) as machine:
+        machine.loader.stop()
+        machine.loader.stop()
+        with pytest.raises(ClosedError):
+            machine.execute(7)
+    never = Machine(store, LINE, store.schedule(LINE), Faulty(), LoaderOptions(), None)
+    never.close()
+    never.close()
+
+
+def test_stop_between_sweeps_leaves_no_thread(store: Store) -> None:
+    names = lambda: {thread.name for thread in threading.enumerate()}  # noqa: E731
+    for threads in (1, 4):
+        with running(store, options=LoaderOptions(threads=threads, read_size=PAGE)) as machine:
+            machine.sweep(0)
+            assert sum(name.startswith("trt-layering-loader") for name in names()) == threads
+        assert not any(name.startswith("trt-layering-loader") for name in names())
+
+
+def test_giving_up_after_many_sweeps_without_reads_is_quick(store: Store) -> None:
+    """When everything has arrived there is nothing to count on for."""
+    import time
+
+    with running(store, arena=24) as machine:
+        for sweep in range(2000):
+            machine.sweep(8 * sweep)
+        begin = time.process_time()
+        machine.loader.abandon(16000)
+        assert time.process_time() - begin < 0.05
+
+
+# ------------------------------------------------------------------------------------------------------------ options
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"direct_io": "maybe"}, "direct_io"),
+        ({"verify": "sometimes"}, "verify"),
+        ({"threads": 0}, "threads"),
+        ({"threads": 65}, "threads"),
+        ({"threads": 2.0}, "threads"),
+        ({"threads": "2"}, "threads"),
+        ({"read_size": 4097}, "4096"),
+        ({"read_size": "100KB"}, "4096"),
+        ({"read_size": 0}, "above zero"),
+        ({"read_size": "much"}, "read_size"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        LoaderOptions(**options)
+    assert caught.value.remedy
+
+
+def test_options_as_people_write_them() -> None:
+    assert LoaderOptions(read_size="64KiB").read_bytes == 65536
+    assert LoaderOptions(read_size=8192, threads=64).read_bytes == 8192
