@@ -151,7 +151,10 @@ class TestVerbs:
         assert as_json(capfd, "inspect", f"{chain['path']}/weights.bin")[1] == chain
         block = as_json(capfd, "inspect", f"{chain['path']}/{chain['blocks'][1]['file']}")[1]
         assert block["kind"] == "onnx"
-        assert [weight["bytes"] for weight in block["weights"]] == [WIDTH * WIDTH * 4]
+        size = WIDTH * WIDTH * 4
+        assert [(weight["bytes"], weight["place"]) for weight in block["weights"]] == [
+            (size, f"weights.bin at byte {size}")
+        ]
         assert as_json(capfd, "inspect", model)[1]["operators"] == {"MatMul": 4, "Relu": 4}
 
     def test_doctor(self, capfd, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Run neural networks in less memory than their weights need.
 
-The public names; each is imported when it is first used, so that running a chain loads nothing that only building needs.
+The public names; each is imported when it is first used, so that running a chain loads nothing that only building
+needs.
 """
 
 from __future__ import annotations

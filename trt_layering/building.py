@@ -24,6 +24,7 @@ from trt_layering.errors import BuildError, UsageError
 from trt_layering.graph.blocks import Cutter
 from trt_layering.graph.cuts import choose_cuts, find_cuts
 from trt_layering.graph.model import infer_shapes, normalise, open_model
+from trt_layering.graph.recurrent import split_directions
 from trt_layering.graph.split import split_large
 from trt_layering.rehearsal import rehearse
 from trt_layering.shapes import ShapeRange
@@ -85,10 +86,10 @@ def build(
 ) -> Built:
     """Build `model` into the next version of chain `name` (default: the file's stem) in `repository`.
 
-    Blocks hold at most `block_size` bytes of weights where the graph allows; with `split`, weights larger than that are
-    divided. `shapes` gives sizes to unknown dims, an input's shape or its min, opt and max: the check runs, and memory is
-    measured, at opt and max. `memory` bounds what preparing may take, beside 150 MiB for the process itself. Without
-    `optimise` the graph is executed as it is, and outputs equal the uncut model's bit for bit.
+    Blocks hold at most `block_size` bytes of weights where the graph allows; with `split`, weights larger than that
+    are divided. `shapes` gives sizes to unknown dims, an input's shape or its min, opt and max: the check runs, and
+    memory is measured, at opt and max. `memory` bounds what preparing may take, beside 150 MiB for the process itself.
+    Without `optimise` the graph is executed as it is, and outputs equal the uncut model's bit for bit.
 
     Raises UsageError, ModelError, BackendError, or BuildError when the chain's answer is not the uncut model's.
     """
@@ -159,12 +160,14 @@ def _trials(known: Sequence[Value], ranges: Mapping[str, ShapeRange]) -> list[in
 
 def _dims(known: Sequence[Value], feeds: inputs.Feeds) -> dict[str, int]:
     """What the symbolic dims of the inputs are in `feeds`."""
-    pairs = ((dim, size) for value in known for dim, size in zip(value.shape or (), feeds[value.name].shape, strict=False))
+    pairs = (
+        (dim, size) for value in known for dim, size in zip(value.shape or (), feeds[value.name].shape, strict=False)
+    )
     return {dim: size for dim, size in pairs if isinstance(dim, str)}
 
 
 def _split(source: ir.Model, size: int) -> None:
-    for done in split_large(source, size):
+    for done in (*split_directions(source, size), *split_large(source, size)):
         if done.pieces > 1:
             log.info("%s divided into %d", done.tensor, done.pieces)
         else:
@@ -194,7 +197,9 @@ def _streamed(graph: ir.Graph) -> dict[str, int]:
 
 
 def _numpy_can_alias(dtype: ir.DataType) -> bool:
-    return dtype == ir.DataType.BFLOAT16 or (dtype.bitwidth >= 8 and dtype.numpy().kind in "biuf" and "float8" not in _word(dtype))
+    return dtype == ir.DataType.BFLOAT16 or (
+        dtype.bitwidth >= 8 and dtype.numpy().kind in "biuf" and "float8" not in _word(dtype)
+    )
 
 
 def _write(
@@ -251,7 +256,7 @@ def _write_engine(
 def _write_extent(writer: StoreWriter, graph: ir.Graph, names: Sequence[str], places: Places) -> int:
     tensors = {name: graph.initializers[name].const_value for name in names}
     index = writer.add_extent(
-        [(name, _word(t.dtype), tuple(map(int, t.shape)), t) for name, t in tensors.items() if t is not None]
+        [(name, _word(t.dtype), tuple(t.shape.numpy()), t) for name, t in tensors.items() if t is not None]
     )
     extent = writer.extents[index]
     places.update({tensor.name: (extent.offset + tensor.offset, tensor.nbytes) for tensor in extent.tensors})
@@ -272,9 +277,7 @@ def _word(dtype: ir.DataType) -> str:
     return _WORDS.get(dtype, dtype.name.lower())
 
 
-def _compare(
-    expected: Sequence[child.Feeds], outputs: Sequence[child.Feeds], suspect: Callable[[], str]
-) -> Check:
+def _compare(expected: Sequence[child.Feeds], outputs: Sequence[child.Feeds], suspect: Callable[[], str]) -> Check:
     """The chain's outputs beside the uncut model's. Raises BuildError where they differ too much, naming what `suspect`
     finds."""
     largest_diff = largest_output = 0.0
@@ -283,7 +286,7 @@ def _compare(
             diff, scale = difference(array, got[name])
             if diff > TOLERANCE * scale:
                 raise BuildError(
-                    f"the chain's output {name!r} differs by {diff:.3g} from the uncut model's, whose largest is {scale:.3g}",
+                    f"the output {name!r} differs by {diff:.3g} from the uncut model's, whose largest is {scale:.3g}",
                     where=suspect() or "preparing the graph: each block by itself agrees with its file",
                     remedy="build with --no-optimise; if that works, report the model",
                 )

@@ -72,7 +72,8 @@ def _offer_to_the_kernel() -> None:
 
 
 def _return_memory_at_once() -> None:
-    """glibc keeps what is freed in pieces of less than 32 MiB, which are most weights; here they go back to the kernel."""
+    """glibc keeps what is freed in pieces of less than 32 MiB, which are most weights; here they go back to the
+    kernel."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, 1 << 20)
@@ -82,7 +83,8 @@ def save_arrays(file: Path, trials: Sequence[Feeds]) -> None:
     """Write named arrays, any number of sets of them; strings and dtypes that numpy lacks included."""
     names = [[[name, array.dtype.name] for name, array in feeds.items()] for feeds in trials]
     arrays = [_plain(array) for feeds in trials for array in feeds.values()]
-    np.savez(file, names=np.array(json.dumps(names)), **{f"a{n}": array for n, array in enumerate(arrays)})
+    named: dict[str, Any] = {f"a{n}": array for n, array in enumerate(arrays)}
+    np.savez(file, names=np.array(json.dumps(names)), **named)
 
 
 def load_arrays(file: Path) -> list[Feeds]:
@@ -90,7 +92,8 @@ def load_arrays(file: Path) -> list[Feeds]:
     with np.load(file) as archive:
         arrays = (archive[f"a{n}"] for n in range(len(archive.files) - 1))
         return [
-            {name: _restored(next(arrays), dtype) for name, dtype in feeds} for feeds in json.loads(str(archive["names"]))
+            {name: _restored(next(arrays), dtype) for name, dtype in feeds}
+            for feeds in json.loads(str(archive["names"]))
         ]
 
 

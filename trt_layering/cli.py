@@ -156,6 +156,7 @@ def run(options: argparse.Namespace) -> Result:
     import trt_layering as tl
     from trt_layering.runtime import meter
 
+    tl.share_thread_pool()
     loader = tl.LoaderOptions(**{**target.loader, **arguments.loader_flags(options)})
     with tl.open_chain(
         target.name, repository=target.repository, budget=target.budget, version=target.version, loader=loader

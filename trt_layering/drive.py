@@ -24,6 +24,7 @@ _READ_BYTES = (MIB, 4 * MIB, 16 * MIB)
 _BUFFER_BYTES = 64 * MIB
 _CHUNK = 4 * MIB
 _NEARLY = 0.9
+_WRITE_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def measure(folder: Path, *, file_bytes: int = FILE_BYTES, seconds: float = 1.5)
     with each number of parallel reads and each request size. Takes up to 64 MiB of memory."""
     descriptor, name = tempfile.mkstemp(prefix=".trt-layering-doctor-", dir=folder)
     try:
-        size = _fill(descriptor, file_bytes, seconds)
+        size = _fill(descriptor, file_bytes)
         file = WeightFile(Path(name))
     finally:
         os.unlink(name)
@@ -72,9 +73,9 @@ def measure(folder: Path, *, file_bytes: int = FILE_BYTES, seconds: float = 1.5)
         file.close()
 
 
-def _fill(descriptor: int, file_bytes: int, seconds: float) -> int:
-    """Bytes written, at least one chunk: random ones, which no drive can compress, for no longer than `seconds`."""
-    end = time.monotonic() + seconds
+def _fill(descriptor: int, file_bytes: int) -> int:
+    """Bytes written, at least one chunk: random ones, which no drive can compress, for a few seconds at most."""
+    end = time.monotonic() + _WRITE_SECONDS
     written = 0
     while written < file_bytes and (written == 0 or time.monotonic() < end):
         chunk = memoryview(os.urandom(_CHUNK))

@@ -1,20 +1,20 @@
 """The errors a user can meet, each with what happened, where, and what to do. Imports nothing.
 
-    LayeringError                exit status 1
-    ├── UsageError               2  a request that makes no sense as written: sizes, names, options
-    │   ├── ConfigError          2  a YAML deployment, with file, line and field
-    │   └── InputError           2  feeds that do not fit the model's inputs
-    ├── ModelError               1  the ONNX file cannot be read, cut or prepared
-    ├── BuildError               1  the build failed or its check found a wrong answer; nothing was published
-    ├── BudgetError              3  the budget is under the floor; carries the floor and its parts
-    ├── StoreError               4  a built chain cannot be used as it is
-    │   ├── NotBuiltError        4  there is no finished chain of that name
-    │   ├── CorruptError         4  bytes are missing, changed or point outside their folder
-    │   └── ForeignError         4  built by another version or for another machine
-    ├── BackendError             1  the inference engine refused or failed
-    ├── ReadError                1  the drive failed while weights were being read
-    ├── MemoryLimitError         1  the machine could not give the memory the schedule needs
-    └── ClosedError              1  the chain was closed while or before it was used
+LayeringError                exit status 1
+├── UsageError               2  a request that makes no sense as written: sizes, names, options
+│   ├── ConfigError          2  a YAML deployment, with file, line and field
+│   └── InputError           2  feeds that do not fit the model's inputs
+├── ModelError               1  the ONNX file cannot be read, cut or prepared
+├── BuildError               1  the build failed or its check found a wrong answer; nothing was published
+├── BudgetError              3  the budget is under the floor; carries the floor and its parts
+├── StoreError               4  a built chain cannot be used as it is
+│   ├── NotBuiltError        4  there is no finished chain of that name
+│   ├── CorruptError         4  bytes are missing, changed or point outside their folder
+│   └── ForeignError         4  built by another version or for another machine
+├── BackendError             1  the inference engine refused or failed
+├── ReadError                1  the drive failed while weights were being read
+├── MemoryLimitError         1  the machine could not give the memory the schedule needs
+└── ClosedError              1  the chain was closed while or before it was used
 """
 
 from __future__ import annotations
@@ -69,9 +69,7 @@ class BudgetError(LayeringError):
 
     exit_status = 3
 
-    def __init__(
-        self, what: str, *, floor: int, parts: dict[str, int], where: str = "", remedy: str = ""
-    ) -> None:
+    def __init__(self, what: str, *, floor: int, parts: dict[str, int], where: str = "", remedy: str = "") -> None:
         super().__init__(what, where=where, remedy=remedy)
         self.floor = floor
         self.parts = parts

@@ -15,6 +15,7 @@ from typing import Any
 import onnx_ir as ir
 
 from trt_layering.errors import CorruptError, UsageError
+from trt_layering.graph.stored import StoredTensor
 from trt_layering.runtime.footprint import Footprint
 from trt_layering.shapes import format_shape
 from trt_layering.store.manifest import MANIFEST_FILE, WEIGHTS_FILE, Chain, Value, read_manifest, resolve
@@ -152,7 +153,7 @@ def _onnx(path: Path) -> Report:
     graph = model.graph
     operators = Counter(f"{node.domain}:{node.op_type}".lstrip(":") for node in graph)
     opsets = {domain or "ai.onnx": version for domain, version in model.opset_imports.items()}
-    weights = [_weight(value) for value in graph.initializers.values()]
+    weights = [_weight(value, path) for value in graph.initializers.values()]
     inputs, outputs = ([str(value.name) for value in values] for values in (graph.inputs, graph.outputs))
     data = {
         "kind": "onnx", "path": str(path), "ir_version": model.ir_version, "nodes": sum(operators.values()),
@@ -171,10 +172,10 @@ def _onnx(path: Path) -> Report:
     return Report(data, [*lines, *(f"  {line}" for line in columns(rows))])
 
 
-def _weight(value: ir.Value) -> dict[str, Any]:
+def _weight(value: ir.Value, path: Path) -> dict[str, Any]:
     tensor = value.const_value
     assert tensor is not None, "initializers have values"
-    place = (
-        f"{tensor.location} at byte {tensor.offset or 0}" if isinstance(tensor, ir.ExternalTensor) else "in the file"
-    )
+    place = "in the file"
+    if isinstance(tensor, StoredTensor) and tensor.file.path.name != path.name:
+        place = f"{tensor.file.path.name} at byte {tensor.offset}"
     return {"name": str(value.name), "bytes": tensor.nbytes, "place": place}

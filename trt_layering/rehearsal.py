@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def _run(task: Mapping[str, Any]) -> dict[str, Any]:
         engines = max(0, meter.current_rss_bytes() - base)
         meter.reset_peak()
         chain.start()
-        outputs = [_repeat(lambda feeds=feeds: chain.observe(feeds, observe)) for feeds in reversed(trials)][::-1]
+        outputs = [_repeat(partial(chain.observe, feeds, observe)) for feeds in reversed(trials)][::-1]
         total = max(0, meter.peak_rss_bytes() - base - chain.stats()["arena_bytes"])
         stats = chain.stats()
     finally:

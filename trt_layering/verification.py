@@ -1,7 +1,7 @@
 """A built chain beside the uncut model, by Polygraphy's runner and comparator.
 
-May import the runtime, polygraphy and onnxruntime. Raises what opening and running raise; a difference is no error but a
-result.
+May import the runtime, polygraphy and onnxruntime. Raises what opening and running raise; a difference is no error but
+a result.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def verify(
     """Run chain `name` and the model `onnx` on the same inputs: `feeds`, or seeded ones at `shapes`.
 
     The model runs uncut in ONNX Runtime with the optimisation that the chain was built with, or none. The largest
-    difference allowed is `tolerance` as a part of the largest absolute output; 0 wants them bit for bit alike. The uncut
-    model is in memory as a whole meanwhile. Raises ModelError where the model is not the one for these inputs.
+    difference allowed is `tolerance` as a part of the largest absolute output; 0 wants them bit for bit alike. The
+    uncut model is in memory as a whole meanwhile. Raises ModelError where the model is not the one for these inputs.
     """
     with open_chain(name, repository=repository, budget=budget) as chain:
         asked = feeds or inputs.seeded(chain.inputs, shapes or chain.manifest.memory.shapes, seed)
@@ -79,15 +79,16 @@ def _session(model: Path, optimised: bool) -> ort.InferenceSession:
 
 
 def _judged(wanted: Mapping[str, Array], got: Mapping[str, Array], tolerance: float) -> Verification:
-    from polygraphy.comparator import CompareFunc
+    from polygraphy.comparator import SimpleCompareFunc
     from polygraphy.comparator.struct import IterationResult
 
     scale = {name: difference(array, array)[1] for name, array in wanted.items()}
     largest = max(scale.values(), default=0.0)
-    judge = CompareFunc.simple(check_error_stat="max", atol=tolerance * largest, rtol=0.0)
+    judge = SimpleCompareFunc(check_error_stat="max", atol=tolerance * largest, rtol=0.0)
     numeric = [name for name, array in wanted.items() if array.dtype.kind not in "OUS" and array.size]
     results = judge(
-        IterationResult({name: wanted[name] for name in numeric}), IterationResult({name: got[name] for name in numeric})
+        IterationResult({name: wanted[name] for name in numeric}),
+        IterationResult({name: got[name] for name in numeric}),
     )
     apart = {name: difference(array, got[name])[0] for name, array in wanted.items()}
     passed = all(bool(result) for result in results.values()) and all(d <= tolerance * largest for d in apart.values())

@@ -119,11 +119,12 @@ def test_weights_swapped_between_extents_are_found(folder: Path) -> None:
         open_store(folder)
 
 
-def test_a_changed_engine_is_found(folder: Path) -> None:
-    data = bytearray((folder / ENGINE).read_bytes())
+@pytest.mark.parametrize("name", [ENGINE, "block-001.onnx", "whole-000.onnx"])
+def test_a_changed_engine_is_found(folder: Path, name: str) -> None:
+    data = bytearray((folder / name).read_bytes())
     data[0] ^= 1
-    (folder / ENGINE).write_bytes(data)
-    with pytest.raises(CorruptError, match=r"block-000\.onnx was changed"):
+    (folder / name).write_bytes(data)
+    with pytest.raises(CorruptError, match=rf"{name} was changed"):
         open_store(folder)
 
 
@@ -283,6 +284,12 @@ FORGERIES: dict[str, tuple[Edit, str]] = {
     "times of other blocks": (setter("times", "execute_seconds", to=[1.0]), "1 times for 2 blocks"),
     "a check below zero": (setter("check", "max_abs_diff", to=-1.0), r"check\.max_abs_diff"),
     "no number as a check": (setter("check", "max_abs_diff", to=None), r"check\.max_abs_diff"),
+    "the uncut chain out of the folder": (setter("whole", 0, "file", to="../x"), r"whole\[\d\]\.file"),
+    "the uncut chain under a block's name": (setter("whole", 0, "name", to="block-000"), "two blocks are called"),
+    "the uncut chain without its extents": (setter("whole", 0, "extents", to=[0, 9]), "an extent that is not there"),
+    "the uncut chain without its input": (setter("whole", 0, "inputs", 0, "name", to="h:0/out"), "no earlier block"),
+    "the uncut chain without its output": (setter("whole", 0, "outputs", 0, "name", to="z"), "no block makes the"),
+    "the uncut chain of objects": (setter("whole", 0, "inputs", 0, "dtype", to="O"), "unknown dtype 'O'"),
     "an unknown field": (setter("blocks", 0, "command", to="rm"), "unknown field"),
     "a missing field": (lambda chain: chain.pop("extents"), "missing required field"),
     "no format": (lambda chain: chain.pop("format"), "missing required field"),

@@ -103,6 +103,25 @@ def test_a_declared_size_counts_only_where_no_input_is_dynamic() -> None:
     assert shapes(inferred(named)) == {"y": [1, "found"]}
 
 
+def test_symbols_that_inference_makes_up_are_not_taken_for_those_of_the_file() -> None:
+    model = inferred("""<ir_version: 8, opset_import: ["" : 17]>
+    making (float[N] x) => (int64[1, A] y, float[B] z) <int64[1, unk__1] n, float[unk__0] r> {
+        y = NonZero(x)
+        n = NonZero(x)
+        m = Shape(n)
+        one = Constant <value = int64 {1}> ()
+        k = Gather(m, one)
+        zero = Constant <value = int64 {0}> ()
+        step = Range(zero, k, one)
+        r = Cast <to = 1> (step)
+        z = Relu(r)
+    }""")
+    assert shapes(model)["n"] == [1, "unk__1"]
+    assert shapes(model)["r"] == ["unk__0"]
+    assert shapes(model)["z"] == ["B"]
+    assert shapes(model)["y"] == [1, "A"]
+
+
 def test_ranks_behind_a_computed_reshape_are_found() -> None:
     model = inferred("""<ir_version: 8, opset_import: ["" : 17]>
     reshaping (float[N, M] x, int64[3] s) => (float[A, B] z) {

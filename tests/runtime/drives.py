@@ -98,9 +98,11 @@ class Shuffling:
             if self._pending:
                 self._pending.pop(self._rng.randrange(len(self._pending))).set()
 
-    def wake(self) -> None:
+    def let_one_begin(self) -> None:
+        """Give other threads the chance to begin a read, if they do so at once."""
         with self._condition:
-            self._condition.notify_all()
+            before = self.calls
+            self._condition.wait_for(lambda: self.calls > before, 0.0005)
 
     def open(self) -> None:
         """From now on reads end at once."""

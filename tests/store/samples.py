@@ -59,27 +59,21 @@ def chain_of(extents: tuple[Extent, ...], blocks: tuple[Block, ...], **changes: 
 
 
 def fill(writer: StoreWriter, seed: int = 0) -> Chain:
-    """Writes the three extents and two engines of the tiny chain; the chain to publish."""
+    """Writes the three extents and three engines of the tiny chain; the chain to publish."""
     rng = np.random.default_rng(seed)
     for tensors in TENSORS:
         sized = [(*tensor, tensor_nbytes(tensor[1], tensor[2]) or 0) for tensor in tensors]
         writer.add_extent((name, dtype, shape, lambda n=nbytes: [rng.bytes(n)]) for name, dtype, shape, nbytes in sized)
-    engines = [writer.engine_file(f"block-{i:03}", ".onnx") for i in range(2)]
-    for index, engine in enumerate(engines):
-        engine.write_bytes(f"engine {index} of {seed}".encode())
     ends = ((X, H), (H, Y))
-    blocks = tuple(
-        Block(
-            name=engine.stem,
-            file=engine.name,
-            digest=writer.digest(engine),
-            extents=(index, 1) if index == 0 else (1, 2),
-            inputs=(ends[index][0],),
-            outputs=(ends[index][1],),
-        )
-        for index, engine in enumerate(engines)
-    )
-    return chain_of(writer.extents, blocks)
+    blocks = tuple(engine(writer, f"block-{i:03}", seed, ((0, 1), (1, 2))[i], *ends[i]) for i in range(2))
+    return chain_of(writer.extents, blocks, whole=(engine(writer, "whole-000", seed, (0, 1, 2), X, Y),))
+
+
+def engine(writer: StoreWriter, name: str, seed: int, extents: tuple[int, ...], given: Value, made: Value) -> Block:
+    file = writer.engine_file(name, ".onnx")
+    file.write_bytes(f"{name} of {seed}".encode())
+    digest = writer.digest(file)
+    return Block(name=name, file=file.name, digest=digest, extents=extents, inputs=(given,), outputs=(made,))
 
 
 def publish_tiny(repository: Path, seed: int = 0, name: str = "tiny") -> Path:
@@ -107,7 +101,8 @@ def assert_whole(folder: Path) -> Chain:
     assert len(weights) == sum(extent.length for extent in chain.extents)
     for extent in chain.extents:
         assert xxhash.xxh3_64_hexdigest(weights[extent.offset : extent.offset + extent.length]) == extent.checksum
-    for block in chain.blocks:
+    blocks = (*chain.blocks, *chain.whole)
+    for block in blocks:
         assert xxhash.xxh3_128_hexdigest((folder / block.file).read_bytes()) == block.digest
-    assert {path.name for path in folder.iterdir()} == {MANIFEST_FILE, WEIGHTS_FILE, *(b.file for b in chain.blocks)}
+    assert {path.name for path in folder.iterdir()} == {MANIFEST_FILE, WEIGHTS_FILE, *(b.file for b in blocks)}
     return chain

@@ -206,5 +206,3 @@ def test_what_is_there_is_told(tmp_path: Path) -> None:
 def test_names_stay_inside_the_repository(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError):
         resolve(tmp_path, name)
-
-

@@ -99,6 +99,14 @@ def test_short_and_interrupted_reads_are_made_whole(
         assert file.fallback is None, "short reads of whole pages are no reason to leave direct reads"
 
 
+def test_a_short_direct_read_goes_on_from_a_page(weights: Path) -> None:
+    file = WeightFile(weights, preadv=StrictDrive(PAGE + 100, 2 * PAGE + 1))
+    direct = file.direct
+    assert read_bytes(file, 0, 8 * PAGE) == weights.read_bytes()[: 8 * PAGE]
+    assert file.direct == direct
+    file.close()
+
+
 def test_direct_reads_are_used_where_they_can_be(weights: Path) -> None:
     file = WeightFile(weights)
     flags = os.open(weights, os.O_RDONLY)

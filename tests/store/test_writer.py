@@ -110,6 +110,12 @@ def test_elements_under_a_byte_are_packed_as_onnx_packs_them(
         assert (writer.folder / WEIGHTS_FILE).read_bytes()[:nbytes] == tensor.tobytes()
 
 
+def test_small_numbers_in_wider_arrays_are_packed_too(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path, "m") as writer:
+        writer.add_extent([("w", "int4", (3,), np.array([-1, 2, -8], np.int8))])
+        assert (writer.folder / WEIGHTS_FILE).read_bytes()[:2] == bytes([0x2F, 0x08])
+
+
 def test_a_mapped_model_is_stored_in_bounded_memory(tmp_path: Path) -> None:
     size = 192 << 20
     with open(tmp_path / "model.bin", "wb") as file:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
-from trt_layering.store.manifest import Block, Value
+from trt_layering.store.manifest import Block
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -27,6 +27,8 @@ def infer_shapes(model: ir.Model) -> None:
     copy with small tensors only, so it works for models of any size. A failed inference leaves the model as it was.
     """
     copy = _weightless(model)
+    # Only symbols that inference has seen: those that it makes up may bear the names of others in the file.
+    symbols = {d.value for v in own_values(copy.graph) for d in v.shape or () if isinstance(d, ir.SymbolicDim)}
     try:
         found = _infer(copy)
         for _ in range(_ROUNDS):
@@ -35,7 +37,6 @@ def infer_shapes(model: ir.Model) -> None:
             found = _infer(copy)
     except Exception:  # inference over odd graphs raises many kinds; without it values are unknown, not wrong
         return
-    symbols = {d.value for v in own_values(model.graph) for d in v.shape or () if isinstance(d, ir.SymbolicDim)}
     fixed = all(value.shape is not None and value.shape.is_static() for value in model.graph.inputs)
     for node in model.graph:
         for value in node.outputs:

@@ -18,9 +18,10 @@ from trt_layering.units import format_size
 class Arena:
     """`size` bytes of anonymous memory, zero until written, aligned to a page.
 
-    The kernel is asked for huge pages, which make direct reads cheaper (fewer pages to pin). Pages are taken when first
-    written. Views do not keep the memory: whoever closes the arena sees to it that nothing uses one any more, neither an
-    engine nor a read under way. (A view that did, in the traceback of some error, would keep the arena from closing.)
+    The kernel is asked for huge pages, which make direct reads cheaper (fewer pages to pin). Pages are taken when
+    first written. Views do not keep the memory: whoever closes the arena sees to it that nothing uses one any more,
+    neither an engine nor a read under way. (A view that did, in the traceback of some error, would keep the arena from
+    closing.)
     """
 
     def __init__(self, size: int) -> None:

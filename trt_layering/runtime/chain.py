@@ -26,8 +26,8 @@ from trt_layering.runtime.footprint import Footprint
 from trt_layering.runtime.loader import LoaderOptions
 from trt_layering.runtime.supply import keep, stream
 from trt_layering.schedule.activations import Lifetime, pack
-from trt_layering.store.manifest import Chain as Manifest
 from trt_layering.store.manifest import Block, Value, read_manifest, rebuild_remedy, resolve
+from trt_layering.store.manifest import Chain as Manifest
 from trt_layering.store.reader import check_store
 from trt_layering.units import parse_size
 
@@ -62,9 +62,7 @@ class Chain:
     """An open chain. It owns its memory, engines and loader threads until `close`, or until nobody holds it any more.
     `run` may be called from any thread; calls take turns."""
 
-    def __init__(
-        self, folder: Path, manifest: Manifest, *, budget: int | str | None, loader: LoaderOptions
-    ) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, *, budget: int | str | None, loader: LoaderOptions) -> None:
         """Opens everything but reads nothing ahead before `start`; `open_chain` is the way in."""
         self.manifest = manifest
         self.footprint = Footprint.of(manifest)

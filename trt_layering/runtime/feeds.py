@@ -1,4 +1,5 @@
-"""Checks what a caller feeds to a chain. Imports numpy and the manifest's types; what does not fit raises InputError."""
+"""Checks what a caller feeds to a chain. Imports numpy and the manifest's types; what does not fit raises
+InputError."""
 
 from __future__ import annotations
 

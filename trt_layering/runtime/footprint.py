@@ -20,8 +20,8 @@ _PACKED_PERCENT = 2
 @dataclass(frozen=True)
 class Footprint:
     """Bytes by what they are for: `largest_block` in the arena, `activations` passed between blocks, `scratch` inside
-    blocks, `engines` with the inference library's own state; `weights` an arena that holds all blocks, and `resident` what
-    it takes to keep everything, laid out as engines like it best."""
+    blocks, `engines` with the inference library's own state; `weights` an arena that holds all blocks, and `resident`
+    what it takes to keep everything, laid out as engines like it best."""
 
     largest_block: int
     activations: int
@@ -42,7 +42,9 @@ class Footprint:
             engines=memory.engines,
             weights=sum(sizes),
             resident=chain.weights_bytes * (100 + _PACKED_PERCENT) // 100
-            + memory.activations + memory.scratch + memory.engines,
+            + memory.activations
+            + memory.scratch
+            + memory.engines,
         )
 
     @property
@@ -66,8 +68,8 @@ class Footprint:
         }
 
     def arena(self, budget: int, chain: Chain) -> int:
-        """Bytes of arena that `budget` leaves, a multiple of a page and at most all weights. BudgetError under the floor,
-        MemoryLimitError if the machine has less to give than the budget takes up."""
+        """Bytes of arena that `budget` leaves, a multiple of a page and at most all weights. BudgetError under the
+        floor, MemoryLimitError if the machine has less to give than the budget takes up."""
         if budget < self.floor:
             raise BudgetError(
                 f"a budget of {format_size(budget)} is under the floor of {format_size(self.floor)}: "
@@ -90,7 +92,9 @@ class Footprint:
         """What would lower the floor: the largest part says it."""
         largest = max(self.parts, key=self.parts.__getitem__)
         if largest == "largest_block" and self.largest_block > chain.block_size:
-            return f"give at least {format_size(self.floor)}; one tensor is larger than the block size and was not split"
+            return (
+                f"give at least {format_size(self.floor)}; one tensor is larger than the block size and was not split"
+            )
         if largest == "largest_block":
             return f"give at least {format_size(self.floor)}, or build with a smaller --block-size"
         if largest == "engines":

@@ -1,10 +1,11 @@
 """The loader: threads that read weights from the drive into the arena ahead of execution.
 
-May import the store and the schedule. Whatever goes wrong in its threads reaches the executor as one of our errors, from
-`Loader.wait_loaded`.
+May import the store and the schedule. Whatever goes wrong in its threads reaches the executor as one of our errors,
+from `Loader.wait_loaded`.
 
-Loader and executor share a few fields under one condition. The executor publishes how many blocks it has `finished`; the
-loader publishes which block numbers have been `loaded`. Block numbers g count on over sweeps, see `schedule.residency`.
+Loader and executor share a few fields under one condition. The executor publishes how many blocks it has `finished`;
+the loader publishes which block numbers have been `loaded`. Block numbers g count on over sweeps, see
+`schedule.residency`.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class LoaderOptions:
             ("verify", self.verify, get_args(Verify)),
         ):
             if value not in known:
-                raise UsageError(f"{name} cannot be {value!r}", where="loader options", remedy=f"use {', '.join(known)}")
+                raise UsageError(
+                    f"{name} cannot be {value!r}", where="loader options", remedy=f"use {', '.join(known)}"
+                )
         if not isinstance(self.threads, int) or not 1 <= self.threads <= 64:
             raise UsageError(f"threads must be 1 to 64, not {self.threads!r}", where="loader options", remedy="try 2")
         if self.read_bytes % _PAGE:
@@ -71,8 +74,8 @@ class _Task(NamedTuple):
 class Loader:
     """Brings blocks into `arena` as `schedule` says, in its order, several reads under way at once.
 
-    `extents` are all those of the chain, by index. The loader owns its threads from `start` to `stop`; it borrows `arena`
-    and `file`, which must stay open until `stop` has returned.
+    `extents` are all those of the chain, by index. The loader owns its threads from `start` to `stop`; it borrows
+    `arena` and `file`, which must stay open until `stop` has returned.
     """
 
     def __init__(
@@ -104,7 +107,8 @@ class Loader:
         self.bytes_read = 0
         self.read_seconds = 0.0
         self._threads = [
-            threading.Thread(target=self._work, name=f"trt-layering-loader-{n}", daemon=True) for n in range(options.threads)
+            threading.Thread(target=self._work, name=f"trt-layering-loader-{n}", daemon=True)
+            for n in range(options.threads)
         ]
 
     def start(self) -> None:
@@ -216,7 +220,9 @@ class Loader:
 
     def _carry_out(self, task: _Task) -> None:
         read = task.read
-        self._file.read_into(self._arena.view(read.target, read.length), self._extents[read.extent].offset + read.offset)
+        self._file.read_into(
+            self._arena.view(read.target, read.length), self._extents[read.extent].offset + read.offset
+        )
         with self._condition:
             self.bytes_read += read.length
             self._missing[task.g] -= 1

@@ -89,7 +89,9 @@ def keep(
     """Engines of `blocks` that have all their weights, in whatever layout executes fastest."""
     arena, file = _open_memory_and_file(folder, 0, options)
     still = Schedule(0, (0,) * len(blocks), ((),) * len(blocks))
-    supply = Supply([], Loader(still, chain.extents, arena, file, options), arena, file, "resident", chain.weights_bytes)
+    supply = Supply(
+        [], Loader(still, chain.extents, arena, file, options), arena, file, "resident", chain.weights_bytes
+    )
     try:
         if options.verify != "never":
             _verify(chain, file, options)
@@ -138,4 +140,5 @@ def _dtype(name: str) -> np.dtype[Any]:
         return np.dtype(name)
     import ml_dtypes
 
-    return np.dtype(ml_dtypes.bfloat16)
+    dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return dtype

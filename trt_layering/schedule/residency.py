@@ -6,8 +6,9 @@ caller compares the budget with `floor` first.
 Blocks execute 0..N-1, again and again, each at a fixed offset. Counted on from the first sweep, block number g (block
 g mod N) may be read into its place once every earlier block that used those bytes has finished. The latest of these
 executed d blocks earlier, so the read waits for `finished >= g - lag` with lag = d - 1. Bytes that no other block uses
-stay: they are read once. Nothing else is needed: at the floor every block waits for the one before it (sequential); with
-two slots the loader is one block ahead (the double buffer of Demand Layering, section IV); more arena is more read-ahead.
+stay: they are read once. Nothing else is needed: at the floor every block waits for the one before it (sequential);
+with two slots the loader is one block ahead (the double buffer of Demand Layering, section IV); more arena is more
+read-ahead.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from trt_layering.schedule.simulate import sweep_time
 
 @dataclass(frozen=True)
 class Read:
-    """One request to the drive: `length` bytes at `offset` of extent `extent`, to byte `target` of the arena, not before
-    `finished >= g - lag`. `once`: the bytes stay, so later sweeps leave it out."""
+    """One request to the drive: `length` bytes at `offset` of extent `extent`, to byte `target` of the arena, not
+    before `finished >= g - lag`. `once`: the bytes stay, so later sweeps leave it out."""
 
     extent: int
     offset: int
@@ -57,8 +58,8 @@ class Schedule:
 
     @property
     def mode(self) -> str:
-        """"resident" where nothing is read twice; else by how many blocks ahead of execution reads may on average begin:
-        "sequential" (none), "double" (one) or "ring" (more)."""
+        """The kind of schedule: "resident" where nothing is read twice; else by how many blocks ahead of execution
+        reads may on average begin: "sequential" (none), "double" (one) or "ring" (more)."""
         if not self.streamed_bytes:
             return "resident"
         return {0: "sequential", 1: "double"}.get(round(self.read_ahead / self.streamed_bytes), "ring")
@@ -73,9 +74,7 @@ def floor(blocks: Blocks) -> int:
     return max((sum(length for _, length in block) for block in blocks), default=0)
 
 
-def lay_out(
-    blocks: Blocks, arena_bytes: int, read_size: int, execute: Sequence[float], read_rate: float
-) -> Schedule:
+def lay_out(blocks: Blocks, arena_bytes: int, read_size: int, execute: Sequence[float], read_rate: float) -> Schedule:
     """The best schedule for an arena of at most `arena_bytes`, requests being at most `read_size` bytes.
 
     Several layouts are tried. The shortest sweep wins, simulated with the seconds each block executes and the drive's

@@ -338,9 +338,7 @@ def resolve(repository: Path, name: str, version: int | None = None) -> Path:
             f"chain {name!r} has no version {version}; finished are {there}", where=str(home), remedy=remedy
         )
     others = ", ".join(finished_chains(repository)) or "none"
-    raise NotBuiltError(
-        f"chain {name!r} is not built; chains there: {others}", where=str(repository), remedy=remedy
-    )
+    raise NotBuiltError(f"chain {name!r} is not built; chains there: {others}", where=str(repository), remedy=remedy)
 
 
 def finished_versions(repository: Path, name: str) -> list[int]:

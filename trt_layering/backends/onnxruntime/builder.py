@@ -4,8 +4,8 @@ May import the graph room, onnx, onnx-ir and onnxruntime. A graph that ONNX Runt
 
 Preparing is ONNX Runtime's own optimisation with the real weights: fusions, constants folded, convolutions in blocked
 layouts with reordered weights. Blocks are cut inside the prepared graph, so seams cost neither fusions nor layouts. A
-model too large for the memory given is prepared with its large plain matrices left outside, which ONNX Runtime would not
-change anyway, and if it is still too large, in several windows.
+model too large for the memory given is prepared with its large plain matrices left outside, which ONNX Runtime would
+not change anyway, and if it is still too large, in several windows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def windows(model: ir.Model, memory: int, left_out: Set[str] = frozenset()) -> I
 
     Weights in `left_out` count for nothing.
     """
-    sizes = {n: v.const_value.nbytes for n, v in model.graph.initializers.items() if v.const_value and n not in left_out}
+    sizes = {
+        n: v.const_value.nbytes for n, v in model.graph.initializers.items() if v.const_value and n not in left_out
+    }
     stops = []
     if sum(sizes.values()) * _COPIES > memory:
         stops = choose_cuts(model.graph, find_cuts(model.graph), memory // _WINDOWS, sizes)
@@ -74,7 +76,9 @@ class OnnxRuntimeBuilder:
             tensor = value.const_value
             assert tensor is not None
             value.const_value = (
-                ir.ExternalTensor(WEIGHTS_FILE, *places[name], tensor.dtype, shape=ir.Shape(tensor.shape), name=name)
+                ir.ExternalTensor(
+                    WEIGHTS_FILE, *places[name], tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name
+                )
                 if name in places
                 else inline(tensor)
             )
@@ -102,7 +106,7 @@ def _prepare(part: ir.Model, saved: Path, left_out: Set[str]) -> ir.Model:
         value = part.graph.initializers.pop(name)
         tensor = value.const_value
         assert tensor is not None
-        value.type, value.shape, value.const_value = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape), None
+        value.type, value.shape, value.const_value = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy()), None
         part.graph.inputs.append(value)
         outside[name] = tensor
     open_session(part, optimise=True, saved=saved)

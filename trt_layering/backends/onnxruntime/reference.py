@@ -19,8 +19,8 @@ from trt_layering.store.manifest import Chain
 def reference(model: Path, work: Path, *, optimise: bool, memory: int) -> list[child.Feeds]:
     """The outputs of `model` for each set of arrays in `work/trials.npz`, with ONNX Runtime's optimisation or without.
 
-    A model whose weights fit `memory` bytes runs as it is; a larger one in windows, one after the other, which gives the
-    same answer without optimisation and the same up to the order of sums with it.
+    A model whose weights fit `memory` bytes runs as it is; a larger one in windows, one after the other, which gives
+    the same answer without optimisation and the same up to the order of sums with it.
     """
     task = {"model": str(model.absolute()), "trials": str(work / "trials.npz"), "outputs": str(work / "expected.npz")}
     child.call(_run, {**task, "optimise": optimise, "memory": memory})
@@ -78,11 +78,11 @@ def _find_suspect(task: Mapping[str, Any]) -> str:
         for name, result in zip(names, results, strict=True):
             diff, scale = difference(result.numpy(), live[name].numpy())
             if diff > TOLERANCE * scale:
-                found.append(f"{block.name}: its {name!r} differs by {diff:.3g} from what its file gives opened plainly")
+                found.append(
+                    f"{block.name}: its {name!r} differs by {diff:.3g} from what its file gives opened plainly"
+                )
 
-    chain = OpenChain(
-        Path(task["folder"]), draft, budget=max(Footprint.of(draft).floor, 1), loader=LoaderOptions()
-    )
+    chain = OpenChain(Path(task["folder"]), draft, budget=max(Footprint.of(draft).floor, 1), loader=LoaderOptions())
     try:
         chain.start()
         chain.observe(child.load_arrays(Path(task["trials"]))[0], observe)

@@ -2,9 +2,9 @@
 
 Every failure of ONNX Runtime is raised as BackendError, a failed allocation as MemoryLimitError.
 
-All engines of the process share one allocator, ONNX Runtime's own: scratch is as large as one block needs, not as all do.
-It is kept between executions, since taking it anew costs page faults each time. They share one thread pool, too, in
-processes that asked for it with `share_thread_pool`.
+All engines of the process share one allocator, ONNX Runtime's own: scratch is as large as one block needs, not as all
+do. It is kept between executions, since taking it anew costs page faults each time. They share one thread pool, too,
+in processes that asked for it with `share_thread_pool`.
 """
 
 from __future__ import annotations
@@ -54,13 +54,15 @@ class _Process:
 def share_thread_pool() -> None:
     """Let all engines that are opened from now on share one thread pool, instead of having one each.
 
-    For processes of one's own, at their start: ONNX Runtime then refuses every session in the process that is made with
-    its default options, until they say `use_per_session_threads = False`. Versions that cannot share one from Python (1.23)
-    are reported in `Chain.stats`.
+    For processes of one's own, at their start: ONNX Runtime then refuses every session in the process that is made
+    with its default options, until they say `use_per_session_threads = False`. Versions that cannot share one from
+    Python (1.23) are reported in `Chain.stats`.
     """
     with _Process.lock:
         if not hasattr(ort, "set_global_thread_pool_sizes"):
-            _Process.fallbacks = (f"each block has its own thread pool: ONNX Runtime {ort.__version__} cannot share one",)
+            _Process.fallbacks = (
+                f"each block has its own thread pool: ONNX Runtime {ort.__version__} cannot share one",
+            )
             return
         with contextlib.suppress(Fail):  # there is one already
             ort.set_global_thread_pool_sizes(0, 1)
@@ -141,8 +143,8 @@ class OnnxRuntime:
         return self._open(folder, block, options, values, buffers)
 
     def open_resident(self, folder: Path, block: Block, buffers: Mapping[str, ort.OrtValue]) -> OnnxRuntimeEngine:
-        """An engine with weights of its own: ONNX Runtime maps `weights.bin`, and keeps prepacked copies instead of what
-        its kernels gain by having prepacked."""
+        """An engine with weights of its own: ONNX Runtime maps `weights.bin`, and keeps prepacked copies instead of
+        what its kernels gain by having prepacked."""
         return self._open(folder, block, session_options(), {}, buffers)
 
     def _open(

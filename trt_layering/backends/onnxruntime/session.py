@@ -21,14 +21,16 @@ _ELSEWHERE = "weights-given-in-memory"
 def open_session(model: ir.Model, optimise: bool, saved: Path | None = None) -> ort.InferenceSession:
     """A session over `model` with its weights, which are copied in; at most one tensor more than they is held.
 
-    With `optimise` the graph is optimised as far as ONNX Runtime can and, if `saved` is given, written there, its weights
-    beside it as `<saved>.data`.
+    With `optimise` the graph is optimised as far as ONNX Runtime can and, if `saved` is given, written there, its
+    weights beside it as `<saved>.data`.
     """
     options = uncut_options(optimise)
     if saved is not None:
         options.optimized_model_filepath = str(saved)
         options.add_session_config_entry("session.disable_prepacking", "1")
-        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", f"{saved.name}.data")
+        options.add_session_config_entry(
+            "session.optimized_model_external_initializers_file_name", f"{saved.name}.data"
+        )
         options.add_session_config_entry(
             "session.optimized_model_external_initializers_min_size_in_bytes", str(_INLINE_UNDER)
         )
@@ -46,7 +48,7 @@ def _apart(model: ir.Model) -> tuple[onnx.ModelProto, dict[str, ir.TensorProtoco
     large = {n: t for n, t in tensors.items() if t.nbytes >= _INLINE_UNDER and t.dtype.bitwidth >= 8}
     try:
         for name, tensor in tensors.items():
-            shape = ir.Shape(tensor.shape)
+            shape = ir.Shape(tensor.shape.numpy())
             model.graph.initializers[name].const_value = (
                 ir.ExternalTensor(_ELSEWHERE, 0, tensor.nbytes, tensor.dtype, shape=shape, name=name)
                 if name in large
