@@ -10,6 +10,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +181,7 @@ def _blocks(windows: Iterable[ir.Model], size: int, dims: Mapping[str, int]) -> 
         stops = choose_cuts(window.graph, find_cuts(window.graph, dims), size, sizes)
         bounds = [0, *stops, len(window.graph)]
         cutter = Cutter(window)
-        for start, stop in zip(bounds, bounds[1:], strict=False):
+        for start, stop in pairwise(bounds):
             graph = cutter.extract(start, stop)
             yield _Cut(graph, {name: sizes[name] for name in graph.graph.initializers if name in sizes})
 

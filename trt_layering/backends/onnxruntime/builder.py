@@ -11,6 +11,7 @@ not change anyway, and if it is still too large, in several windows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
+from itertools import pairwise
 from pathlib import Path
 
 import onnx_ir as ir
@@ -43,7 +44,7 @@ def windows(model: ir.Model, memory: int, left_out: Set[str] = frozenset()) -> I
         stops = choose_cuts(model.graph, find_cuts(model.graph), memory // _WINDOWS, sizes)
     cutter = Cutter(model)
     bounds = [0, *stops, len(model.graph)]
-    for start, stop in zip(bounds, bounds[1:], strict=False):
+    for start, stop in pairwise(bounds):
         yield cutter.extract(start, stop)
 
 
@@ -75,10 +76,9 @@ class OnnxRuntimeBuilder:
         for name, value in block.graph.initializers.items():
             tensor = value.const_value
             assert tensor is not None
+            shape = ir.Shape(tensor.shape.numpy())
             value.const_value = (
-                ir.ExternalTensor(
-                    WEIGHTS_FILE, *places[name], tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name
-                )
+                ir.ExternalTensor(WEIGHTS_FILE, *places[name], tensor.dtype, shape=shape, name=name)
                 if name in places
                 else inline(tensor)
             )
