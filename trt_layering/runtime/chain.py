@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import threading
 import time
 import weakref
@@ -26,6 +27,7 @@ from trt_layering.runtime.footprint import Footprint
 from trt_layering.runtime.loader import LoaderOptions
 from trt_layering.runtime.supply import keep, stream
 from trt_layering.schedule.activations import Lifetime, pack
+from trt_layering.shapes import format_shape
 from trt_layering.store.manifest import Block, Value, read_manifest, rebuild_remedy, resolve
 from trt_layering.store.manifest import Chain as Manifest
 from trt_layering.store.reader import check_store
@@ -85,6 +87,7 @@ class Chain:
         self._loader = self._supply.loader
         self._finalizer = weakref.finalize(self, self._supply.close)
         self._turn = threading.Lock()
+        self._oversize: list[str] = []
         self._closing = False
         self._closed = False
         self._next = 0
@@ -118,6 +121,7 @@ class Chain:
     def observe(self, feeds: Mapping[str, Any], observer: Observer | None) -> dict[str, Array]:
         """`run`, calling `observer` after each block, in this thread."""
         arrays = checked(feeds, self.manifest.inputs)
+        self._note_size(arrays)
         with self._turn:
             if self._closing:
                 raise ClosedError(f"the chain {self.manifest.name!r} is closed", remedy="open it again")
@@ -197,8 +201,20 @@ class Chain:
     ) -> None:
         self.close()
 
+    def _note_size(self, arrays: Mapping[str, Array]) -> None:
+        """Say, once, that an input is larger than those at which memory was measured."""
+        for name, shape in self.manifest.memory.shapes.items():
+            array = arrays.get(name)
+            if self._oversize or array is None or array.size <= math.prod(shape):
+                continue
+            self._oversize.append(
+                f"the input {name!r} of {format_shape(array.shape)} is larger than {format_shape(shape)}, at which "
+                f"memory was measured: the budget may be exceeded; build with --max-shape {name}:..."
+            )
+            log.warning("chain %s: %s", self.manifest.name, self._oversize[0])
+
     def _fallbacks(self) -> list[str]:
-        return [*self._runtime.fallbacks, *self._supply.fallbacks]
+        return [*self._runtime.fallbacks, *self._supply.fallbacks, *self._oversize]
 
     def _place_activations(self) -> tuple[Array, dict[str, Any]]:
         """One buffer for all activations of known size, and the backend's tensors over it by name."""
