@@ -1,6 +1,6 @@
 """Where each block lies in the arena, which of its bytes stay, and what must have finished before they are overwritten.
 
-Pure functions over numbers; imports only its neighbour `simulate`. A schedule that cannot exist raises ValueError: the
+Pure functions over numbers; imports only its neighbours. A schedule that cannot exist raises ValueError: the
 caller compares the budget with `floor` first.
 
 Blocks execute 0..N-1, again and again, each at a fixed offset. Counted on from the first sweep, block number g (block
@@ -13,11 +13,13 @@ read-ahead.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
+from trt_layering.schedule.layouts import layouts
 from trt_layering.schedule.simulate import sweep_time
+
+_ALIKE = 1.01
 
 
 @dataclass(frozen=True)
@@ -77,60 +79,26 @@ def floor(blocks: Blocks) -> int:
 def lay_out(blocks: Blocks, arena_bytes: int, read_size: int, execute: Sequence[float], read_rate: float) -> Schedule:
     """The best schedule for an arena of at most `arena_bytes`, requests being at most `read_size` bytes.
 
-    Several layouts are tried. The shortest sweep wins, simulated with the seconds each block executes and the drive's
-    rate in bytes per second; where they are within a hundredth of the best, the fewest bytes read, then the most
-    read-ahead. Raises ValueError when `arena_bytes` is under `floor`.
+    Of several layouts the one with the shortest sweep wins, simulated with the seconds each block executes and the
+    drive's rate in bytes per second; where they are within a hundredth of the best, that which reads least, then that
+    with the most read-ahead. Raises ValueError when `arena_bytes` is under `floor`.
     """
-    lengths = [sum(length for _, length in block) for block in blocks]
-    if arena_bytes < max(lengths, default=0):
+    if arena_bytes < floor(blocks):
         raise ValueError("the arena is smaller than the largest block")
-
-    layouts = sorted({tuple(offsets) for offsets in _layouts(lengths, arena_bytes)})
-    schedules = [_schedule(blocks, lengths, offsets, read_size) for offsets in layouts]
-    times = [sweep_time(schedule, execute, 1 / read_rate) for schedule in schedules]
-    good = [schedule for schedule, time in zip(schedules, times, strict=True) if time <= 1.01 * min(times)]
-    return min(good, key=lambda schedule: (schedule.streamed_bytes, -schedule.read_ahead))
-
-
-def _layouts(lengths: Sequence[int], arena_bytes: int) -> Iterator[list[int]]:
-    """Candidate offsets: rings of several sizes, and two alternating halves."""
-    total, largest = sum(lengths), max(lengths, default=0)
-    if total <= arena_bytes:
-        yield _ring(lengths, total)
-        return
-    laps = -(-total // max(arena_bytes, 1))
-    yield _ring(lengths, arena_bytes)
-    for lap in range(laps, laps + 4):
-        size = _even_ring(lengths, lap)
-        if largest <= size <= arena_bytes:
-            yield _ring(lengths, size)
-    if 2 * largest <= arena_bytes:
-        yield [index % 2 * (arena_bytes // 2 // 4096 * 4096) for index in range(len(lengths))]
+    lengths = [sum(length for _, length in block) for block in blocks]
+    if not any(lengths):
+        return _schedule(blocks, (0,) * len(blocks), read_size)
+    choice = sorted(layouts(lengths, arena_bytes, execute))
+    drafts = [_schedule(blocks, offsets, max(lengths)) for offsets in choice]
+    times = [sweep_time(draft, execute, 1 / read_rate) for draft in drafts]
+    good = [draft for draft, time in zip(drafts, times, strict=True) if time <= _ALIKE * min(times)]
+    best = min(good, key=lambda draft: (draft.streamed_bytes, -draft.read_ahead))
+    return _schedule(blocks, best.offsets, read_size)
 
 
-def _ring(lengths: Sequence[int], size: int) -> list[int]:
-    """Blocks one after the other, going back to 0 where one does not fit."""
-    offsets, cursor = [], 0
-    for length in lengths:
-        if cursor + length > size:
-            cursor = 0
-        offsets.append(cursor)
-        cursor += length
-    return offsets
-
-
-def _even_ring(lengths: Sequence[int], laps: int) -> int:
-    """The smallest ring in which all blocks fit in `laps` rounds, so that the last round ends near the ring's end."""
-    low, high = max(lengths), sum(lengths)
-    while low < high:
-        middle = (low + high) // 2
-        offsets = _ring(lengths, middle)
-        rounds = 1 + sum(1 for before, after in pairwise(offsets) if after < before)
-        low, high = (low, middle) if rounds <= laps else (middle + 1, high)
-    return low
-
-
-def _schedule(blocks: Blocks, lengths: Sequence[int], offsets: Sequence[int], read_size: int) -> Schedule:
+def _schedule(blocks: Blocks, offsets: Sequence[int], read_size: int) -> Schedule:
+    """The reads that bring `blocks` to `offsets`, each with the wait that the others' places ask for."""
+    lengths = (sum(length for _, length in block) for block in blocks)
     spans = [(offset, offset + length) for offset, length in zip(offsets, lengths, strict=True)]
     reads = []
     for index, block in enumerate(blocks):
