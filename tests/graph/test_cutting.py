@@ -92,6 +92,17 @@ def test_no_cut_between_a_quantizer_and_its_dequantizer() -> None:
     assert [seam.position for seam in find_cuts(prepared(QDQ).graph)] == [1, 5]
 
 
+def test_no_cut_between_a_dynamic_quantizer_and_its_dequantizer() -> None:
+    model = prepared("""<ir_version: 8, opset_import: ["" : 17]>
+    quantized (float[N, 4] x) => (float[N, 4] z) {
+        q, s, zero = DynamicQuantizeLinear(x)
+        a = Neg(x)
+        d = DequantizeLinear(q, s, zero)
+        z = Add(a, d)
+    }""")
+    assert [seam.position for seam in find_cuts(model.graph)] == [3]
+
+
 def test_no_cut_through_a_sequence() -> None:
     model = prepared("""<ir_version: 8, opset_import: ["" : 17]>
     sequences (float[N, 4] x) => (float[N, 4] z) <int64 one = {1}> {

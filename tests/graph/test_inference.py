@@ -152,14 +152,17 @@ def test_values_of_other_domains_keep_what_the_file_declares() -> None:
     assert shapes(model) == {"a": ["N", 5], "b": ["N", 5], "c": None, "z": ["N", 2]}
 
 
-def test_negative_dims_are_unknown(tmp_path: Path) -> None:
+@pytest.mark.parametrize("written", [{"dim_value": -1}, {"dim_param": "?"}, {"dim_param": ""}, {}])
+def test_dims_that_say_nothing_are_unknown(written: dict[str, int | str], tmp_path: Path) -> None:
     proto = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
-    negative (float[N, 4] x) => (float[N, 4] z) { z = Neg(x) }""")
+    unknown (float[N, 4] x) => (float[N, 4] z) { z = Neg(x) }""")
     for info in (*proto.graph.input, *proto.graph.output):
-        info.type.tensor_type.shape.dim[0].dim_value = -1
+        dim = onnx.TensorShapeProto.Dimension(**written)
+        info.type.tensor_type.shape.dim[0].CopyFrom(dim)
     (tmp_path / "model.onnx").write_bytes(proto.SerializeToString())
     model = open_model(tmp_path / "model.onnx")
     infer_shapes(model)
+    assert dims(model.graph.inputs[0].shape or ir.Shape([])) == [None, 4]
     assert shapes(model) == {"z": [None, 4]}
 
 

@@ -108,6 +108,43 @@ def test_every_form_of_tensor_reads_as_it_was_written(form: str, tmp_path: Path)
     assert isinstance(tensor, StoredTensor) == (form != "ints")  # varints have no bytes to map
 
 
+def field(number: int, payload: bytes) -> bytes:
+    """A length-delimited field of a protobuf message."""
+    encoded = bytearray([number << 3 | 2])
+    length = len(payload)
+    while length > 127:
+        encoded.append(length & 127 | 128)
+        length >>= 7
+    return bytes([*encoded, length]) + payload
+
+
+def test_a_tensor_in_two_pieces_is_read_as_one(tmp_path: Path) -> None:
+    proto = linear(FORMS["floats"]())
+    first, second = TensorProto(), TensorProto()
+    first.CopyFrom(proto.graph.initializer[0])
+    second.float_data.extend(first.float_data[256:])
+    del first.float_data[256:], proto.graph.initializer[:]
+    pieces = first.SerializeToString() + second.SerializeToString()
+    path = tmp_path / "model.onnx"
+    path.write_bytes(proto.SerializeToString() + field(7, field(5, pieces)))  # the graph is in two pieces, too
+    tensor = open_model(path).graph.initializers["w"].const_value
+    assert tensor is not None
+    np.testing.assert_array_equal(tensor.numpy(), random(32, 16))
+
+
+@pytest.mark.parametrize("shape", [(32, 32), (4, 4)])
+def test_an_initializer_listed_twice_is_taken_once_and_two_of_one_name_are_refused(
+    shape: tuple[int, int], tmp_path: Path
+) -> None:
+    proto = linear(numpy_helper.from_array(random(*shape), "w"))
+    feeds = {"x": random(3, shape[0])}
+    expected = run(proto, feeds)
+    proto.graph.initializer.add().CopyFrom(proto.graph.initializer[0])
+    assert_same(expected, run(open_model(saved(proto, tmp_path)), feeds))
+    proto.graph.initializer[1].CopyFrom(numpy_helper.from_array(np.eye(shape[0], dtype=np.float32), "w"))
+    assert "two different initializers have the name 'w'" in refusal(saved(proto, tmp_path))
+
+
 def test_weights_in_constants_functions_and_branches_stay_in_the_file(tmp_path: Path) -> None:
     weight = helper.make_node("Constant", [], ["w"], value=numpy_helper.from_array(random(32, 32)))
     use = helper.make_node("MatMul", ["a", "w"], ["b"])

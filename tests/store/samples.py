@@ -91,6 +91,7 @@ def forge(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
 
 def write_raw(folder: Path, chain: bytes) -> None:
     digest = xxhash.xxh3_128_hexdigest(chain).encode()
+    (folder / MANIFEST_FILE).unlink()  # writing over a file makes some file systems wait for the drive
     (folder / MANIFEST_FILE).write_bytes(b'{"digest":"' + digest + b'","chain":' + chain + b"}")
 
 

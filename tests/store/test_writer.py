@@ -68,7 +68,7 @@ def weights(draw: st.DrawFn) -> list[tuple[str, np.ndarray[Any, Any], Callable[[
     return drawn
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(groups=st.lists(weights(), max_size=3), piece=st.sampled_from([16, 100, 4096]))
 def test_bytes_lie_where_the_extents_say(
     groups: list[Any], piece: int, tmp_path_factory: pytest.TempPathFactory

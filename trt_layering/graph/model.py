@@ -47,7 +47,9 @@ def open_model(path: str | Path) -> ir.Model:
             where=str(path),
             remedy="check it with onnx.checker, or export it again",
         ) from error
-    _settle_tensors(model, path)
+    files = _TensorFiles(path)
+    _settle_tensors(model, files)
+    _check_duplicates(proto.graph, files, path)
     _check_sound(model, path)
     _forget_unknown_dims(model)
     return model
@@ -97,6 +99,13 @@ class _TensorFiles:
             raise self._unsound(tensor, f"ends at byte {offset + tensor.nbytes} of {file.path}, which has {size}")
         return StoredTensor(file, offset, tensor.dtype, ir.Shape(tensor.shape.numpy(), frozen=True), tensor.name)
 
+    def same(self, one: onnx.TensorProto, other: onnx.TensorProto) -> bool:
+        """Whether two tensors of numbers have the same elements, wherever they lie."""
+        first, second = (self.settle(ir.serde.deserialize_tensor(proto)) for proto in (one, other))
+        if ir.DataType.STRING in (first.dtype, second.dtype):
+            return False
+        return first.dtype == second.dtype and first.shape == second.shape and first.tobytes() == second.tobytes()
+
     def _check_length(self, tensor: ir.TensorProtocol, length: int) -> None:
         if tensor.dtype in (ir.DataType.UNDEFINED, ir.DataType.STRING) or length != tensor.nbytes:
             raise self._unsound(tensor, f"has {length} bytes for {tensor.dtype.name} of shape {tensor.shape}")
@@ -131,8 +140,7 @@ def _scopes(model: ir.Model) -> Iterator[ir.Graph]:
         yield from graph.subgraphs()
 
 
-def _settle_tensors(model: ir.Model, path: Path) -> None:
-    files = _TensorFiles(path)
+def _settle_tensors(model: ir.Model, files: _TensorFiles) -> None:
     for graph in _scopes(model):
         for value in graph.initializers.values():
             assert value.const_value is not None
@@ -145,6 +153,19 @@ def _settle_tensors(model: ir.Model, path: Path) -> None:
                     node.attributes[name] = ir.AttrTensor(name, files.settle(attribute.as_tensor()))
                 elif attribute.type == ir.AttributeType.TENSORS:
                     node.attributes[name] = ir.AttrTensors(name, [files.settle(t) for t in attribute.as_tensors()])
+
+
+def _check_duplicates(graph: onnx.GraphProto, files: _TensorFiles, path: Path) -> None:
+    """Refuses two different initializers of one name: which of them counts is not the same for all who read it."""
+    seen: dict[str, onnx.TensorProto] = {}
+    for proto in graph.initializer:
+        first = seen.setdefault(proto.name, proto)
+        if first is not proto and first != proto and not files.same(first, proto):
+            raise ModelError(
+                f"two different initializers have the name {proto.name!r}",
+                where=str(path),
+                remedy="remove one of them, or export the model again",
+            )
 
 
 def _check_sound(model: ir.Model, path: Path) -> None:

@@ -66,7 +66,7 @@ def _find_suspect(task: Mapping[str, Any]) -> str:
     from trt_layering.runtime.footprint import Footprint
     from trt_layering.runtime.loader import LoaderOptions
 
-    draft = msgspec.convert(task["chain"], Chain)
+    draft = msgspec.structs.replace(msgspec.convert(task["chain"], Chain), whole=())  # its blocks are what is looked at
     found: list[str] = []
 
     def observe(index: int, _: float, live: Mapping[str, Any]) -> None:
