@@ -140,6 +140,7 @@ def child_run(folder: str, name: str, repository: str, budget: str) -> dict[str,
     import trt_layering as tl
     from trt_layering.runtime import meter
 
+    tl.share_thread_pool()
     pixels = np.load(f"{folder}/in.npy")
     seconds = []
     with tl.open_chain(name, repository=repository, budget=int(budget)) as chain:

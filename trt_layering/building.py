@@ -118,7 +118,8 @@ def build(
         windows = builder.prepare(source, work, budget, tell) if optimise else [source]
         cuts = list(_blocks(windows, size, _dims(known, trials[0])))
         places, blocks = _write(writer, builder, cuts, tell)
-        whole = _write_whole(writer, builder, windows, places) if len(windows) < len(blocks) else ()
+        # Laid out otherwise, weights give the same answers but not the same bits.
+        whole = _write_whole(writer, builder, windows, places) if optimise and len(windows) < len(blocks) else ()
         draft = Chain(
             format=FORMAT_VERSION,
             name=chain_name,

@@ -46,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with terminal.only_results_on_stdout():
             options = arguments.parser(_VERBS).parse_args(words)
+            options.whole_process = argv is None
             result: Result = options.verb(options)
         terminal.show(result)
         return result.status
@@ -115,6 +116,7 @@ class Progress:
 def build(options: argparse.Namespace) -> Result:
     """Build the chain of one ONNX file, or of every model of a deployment (with --name: of that one)."""
     repository, models = arguments.models_to_build(options)
+    _share_thread_pool(options)
     told = [_build(model, repository) for model in models]
     lines = []
     for one in told:
@@ -125,6 +127,14 @@ def build(options: argparse.Namespace) -> Result:
             f"  differs from the uncut model by {one['max_abs_diff']:.3g} (largest output {one['max_abs_output']:.3g})",
         ]
     return Result({"models": told}, lines)
+
+
+def _share_thread_pool(options: argparse.Namespace) -> None:
+    """One thread pool for all engines, where nobody else's sessions could be harmed by it; imports onnxruntime."""
+    if options.whole_process:
+        import trt_layering as tl
+
+        tl.share_thread_pool()
 
 
 def _build(model: Model, repository: str) -> dict[str, Any]:
@@ -156,7 +166,7 @@ def run(options: argparse.Namespace) -> Result:
     import trt_layering as tl
     from trt_layering.runtime import meter
 
-    tl.share_thread_pool()
+    _share_thread_pool(options)
     loader = tl.LoaderOptions(**{**target.loader, **arguments.loader_flags(options)})
     with tl.open_chain(
         target.name, repository=target.repository, budget=target.budget, version=target.version, loader=loader
@@ -246,6 +256,7 @@ def verify(options: argparse.Namespace) -> Result:
     from trt_layering.config import resolve_model
     from trt_layering.store.manifest import read_manifest, resolve
 
+    _share_thread_pool(options)
     manifest = read_manifest(resolve(Path(target.repository), target.name, target.version))
     asked = {} if options.tolerance is None else {"tolerance": options.tolerance}
     if options.input or options.shape:

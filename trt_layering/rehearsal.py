@@ -57,7 +57,7 @@ def _run(task: Mapping[str, Any]) -> dict[str, Any]:
     draft = msgspec.structs.replace(msgspec.convert(task["chain"], Chain), whole=())  # its blocks are what is looked at
     base = meter.current_rss_bytes()
     trials = child.load_arrays(Path(task["trials"]))
-    arena = Footprint.of(draft).floor
+    needs = Footprint.of(draft)
     seconds = [float("inf")] * len(draft.blocks)
     alive = 0
 
@@ -66,13 +66,13 @@ def _run(task: Mapping[str, Any]) -> dict[str, Any]:
         alive = max(alive, sum(tensor_bytes(tensor) for tensor in live.values()))
         seconds[index] = min(seconds[index], took)
 
-    chain = OpenChain(Path(task["folder"]), draft, budget=max(arena, 1), loader=LoaderOptions())
+    chain = OpenChain(Path(task["folder"]), draft, budget=max(needs.floor, 1), loader=LoaderOptions())
     try:
-        engines = max(0, meter.current_rss_bytes() - base)
+        engines = max(0, meter.current_rss_bytes() - base - needs.engines)
         meter.reset_peak()
         chain.start()
         outputs = [_repeat(partial(chain.observe, feeds, observe)) for feeds in reversed(trials)][::-1]
-        total = max(0, meter.peak_rss_bytes() - base - chain.stats()["arena_bytes"])
+        total = max(0, meter.peak_rss_bytes() - base - needs.engines - chain.stats()["arena_bytes"])
         stats = chain.stats()
     finally:
         chain.close()

@@ -24,6 +24,15 @@ def builder(name: str) -> Builder:
     return OnnxRuntimeBuilder()
 
 
+def engine_overhead(name: str) -> int:
+    """Bytes that each engine of backend `name` takes in this process beside those that a build measures."""
+    if name not in NAMES:
+        return 0
+    from trt_layering.backends.onnxruntime.runtime import thread_pool_bytes
+
+    return thread_pool_bytes()
+
+
 def runtime(name: str) -> Runtime:
     """The runtime that opens chains built by backend `name`. Raises ForeignError for a backend this version lacks."""
     if name not in NAMES:

@@ -73,7 +73,7 @@ class Chain:
         check_store(folder, manifest)
         self._runtime = backends.runtime(manifest.backend.name)
         _require_fit(folder, manifest, self._runtime)
-        resident = self._budget >= self.footprint.resident
+        resident = manifest.optimised and self._budget >= self.footprint.resident
         self._blocks = (manifest.whole or manifest.blocks) if resident else manifest.blocks
         self._static = {v.name: v for block in self._blocks for v in block.outputs if _nbytes(v) is not None}
         self._outputs = {value.name for value in manifest.outputs}
@@ -136,7 +136,7 @@ class Chain:
 
     def _sweep(self, first: int, arrays: dict[str, Array], observer: Observer | None) -> dict[str, Array]:
         live = {name: self._runtime.wrap(array) for name, array in arrays.items()}
-        results: dict[str, Array] = {}
+        results = {name: np.array(array) for name, array in arrays.items() if name in self._outputs}
         for index, block in enumerate(self._blocks):
             if self._closing:
                 raise ClosedError(f"the chain {self.manifest.name!r} was closed while it ran")

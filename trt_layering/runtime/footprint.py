@@ -1,13 +1,15 @@
-"""What a chain needs in memory, known from its manifest before anything is opened. May import the manifest and units.
+"""What a chain needs in memory, known from its manifest before anything is opened. May import the manifest,
+units and `backends`.
 
 A budget under the floor raises BudgetError, which carries the floor and its parts.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from trt_layering import backends
 from trt_layering.errors import BudgetError, MemoryLimitError
 from trt_layering.runtime.meter import available_bytes
 from trt_layering.store.manifest import PAGE, Chain, read_manifest, resolve
@@ -32,20 +34,20 @@ class Footprint:
 
     @classmethod
     def of(cls, chain: Chain) -> Footprint:
-        """The footprint of a built chain."""
-        sizes = sorted((chain.block_bytes(b) for b in range(len(chain.blocks))), reverse=True)
-        memory = chain.memory
-        return cls(
-            largest_block=sizes[0] if sizes else 0,
+        """The footprint of a built chain in this process."""
+        sizes = [chain.block_bytes(index) for index in range(len(chain.blocks))]
+        memory, each = chain.memory, backends.engine_overhead(chain.backend.name)
+        packed = chain.weights_bytes * (100 + _PACKED_PERCENT) // 100 if chain.optimised else sum(sizes)
+        engines = memory.engines + each * len(chain.whole or chain.blocks)
+        needs = cls(
+            largest_block=max(sizes, default=0),
             activations=memory.activations,
             scratch=memory.scratch,
-            engines=memory.engines,
+            engines=memory.engines + each * len(chain.blocks),
             weights=sum(sizes),
-            resident=chain.weights_bytes * (100 + _PACKED_PERCENT) // 100
-            + memory.activations
-            + memory.scratch
-            + memory.engines,
+            resident=packed + memory.activations + memory.scratch + engines,
         )
+        return replace(needs, resident=max(needs.resident, needs.floor))
 
     @property
     def fixed(self) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+from onnxruntime.capi import _pybind_state as C
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 from trt_layering.backends.onnxruntime import machine
@@ -35,6 +37,8 @@ _ALLOCATOR = {
     "max_dead_bytes_per_chunk": 64 * 1024,
 }
 _BFLOAT16 = 16
+_THREAD_BYTES = 112 * 1024
+"""What each thread of a pool took, resident, in ONNX Runtime 1.32: mostly its queue."""
 _IDENTITY = (
     b'\x08\x08\x12\x00:7\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x01gZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08'
     b"\x01b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\r"
@@ -66,11 +70,30 @@ def share_thread_pool() -> None:
             return
         with contextlib.suppress(Fail):  # there is one already
             ort.set_global_thread_pool_sizes(0, 1)
-        _Process.has_threads = True
+
+
+def _has_shared_threads() -> bool:
+    """Whether somebody made a thread pool for the whole process, which sessions must then use. ONNX Runtime tells only
+    by refusing a session; this goes past its Python wrapper, which would print that and try again."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    try:
+        C.InferenceSession(options, _IDENTITY, False, False)
+    except RuntimeError:
+        return True
+    return False
+
+
+def thread_pool_bytes() -> int:
+    """Memory of a thread pool of a block's own; 0 where all share one."""
+    if _has_shared_threads():
+        return 0
+    return _THREAD_BYTES * (len(os.sched_getaffinity(0)) - 1)
 
 
 def _share_allocator() -> None:
     with _Process.lock, reported("ONNX Runtime's shared allocator"):
+        _Process.has_threads = _has_shared_threads()
         if not _Process.has_allocator:
             info = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
             ort.create_and_register_allocator(info, ort.OrtArenaCfg(_ALLOCATOR))
@@ -94,10 +117,13 @@ def session_options() -> ort.SessionOptions:
 
 
 def uncut_options(optimised: bool) -> ort.SessionOptions:
-    """Options for a session over the uncut model, as ONNX Runtime would run it, optimised or not at all."""
+    """Options for a session over the uncut model: optimised as far as ONNX Runtime can, or not at all, its weights as they
+    lie. (Prepacked ones change the order of sums, so the last bits, and weights that come and go cannot be.)"""
     options = ort.SessionOptions()
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimised else level.ORT_DISABLE_ALL
+    if not optimised:
+        options.add_session_config_entry("session.disable_prepacking", "1")
     options.log_severity_level = 4
     options.use_per_session_threads = not _Process.has_threads
     return options
@@ -196,35 +222,52 @@ class OnnxRuntimeEngine:
         self._binding = session.io_binding()
         self._loose = [name for name in self._inputs if name not in buffers]
         self._bind_inputs({} if self._loose else self._buffers)
-        for name in self._outputs:
-            if name in buffers:
-                self._binding.bind_ortvalue_output(name, buffers[name])
+        self._bind_outputs(self._buffers)
 
     def _bind_inputs(self, tensors: Mapping[str, ort.OrtValue]) -> None:
         for name in self._inputs if tensors else ():
             self._binding.bind_ortvalue_input(name, tensors[name])
+
+    def _bind_outputs(self, tensors: Mapping[str, ort.OrtValue]) -> None:
+        for name in self._outputs:
+            if name in tensors:
+                self._binding.bind_ortvalue_output(name, tensors[name])
 
     def execute(self, live: Mapping[str, ort.OrtValue], into: Mapping[str, ort.OrtValue]) -> dict[str, ort.OrtValue]:
         """Execute the block; see `backends.base.Engine`."""
         if self._session is None:
             raise BackendError("the engine is closed", where=self._where)
         with reported(self._where):
-            if all(name in self._buffers or name in into for name in self._outputs):
-                return self._execute_in_place(self._session, live, into)
-            results = self._session.run_with_ort_values(self._outputs, {name: live[name] for name in self._inputs})
-            return dict(zip(self._outputs, results, strict=True))
+            placed = {**self._buffers, **into}
+            if not any(name in placed for name in self._outputs):
+                results = self._session.run_with_ort_values(self._outputs, {name: live[name] for name in self._inputs})
+                return dict(zip(self._outputs, results, strict=True))
+            return self._execute_in_place(self._session, live, placed)
 
     def _execute_in_place(
-        self, session: ort.InferenceSession, live: Mapping[str, ort.OrtValue], into: Mapping[str, ort.OrtValue]
+        self, session: ort.InferenceSession, live: Mapping[str, ort.OrtValue], placed: Mapping[str, ort.OrtValue]
     ) -> dict[str, ort.OrtValue]:
+        """Outputs go to the tensors `placed` names; ONNX Runtime allocates the others."""
         if self._loose:
             self._bind_inputs({name: live[name] for name in self._inputs})
-        for name, tensor in into.items():
-            self._binding.bind_ortvalue_output(name, tensor)
+        allocated = any(name not in placed for name in self._outputs)
+        if allocated:
+            self._binding.clear_binding_outputs()  # so that `get_outputs` has the order in which they are bound now
+        for name in self._outputs:
+            if name not in placed:
+                self._binding.bind_output(name)
+            elif allocated or name not in self._buffers:
+                self._binding.bind_ortvalue_output(name, placed[name])
         session.run_with_iobinding(self._binding)
+        # A binding would keep its tensors until the next sweep.
         if self._loose:
-            self._binding.clear_binding_inputs()  # a binding would keep its tensors until the next sweep
-        return {**{name: self._buffers[name] for name in self._outputs if name in self._buffers}, **into}
+            self._binding.clear_binding_inputs()
+        if not allocated:
+            return {name: placed[name] for name in self._outputs}
+        results = dict(zip(self._outputs, self._binding.get_outputs(), strict=True))
+        self._binding.clear_binding_outputs()
+        self._bind_outputs(self._buffers)
+        return results
 
     def close(self) -> None:
         """Drop the session and everything it refers to."""
