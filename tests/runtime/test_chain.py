@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -21,7 +22,7 @@ from tests import chains, real_models
 from tests.chains import assert_close, assert_same, budgets, cut_by, feed, in_this_process, layers, opened, saved, uncut
 from tests.graph import strategies
 from tests.runtime.drives import PATIENCE, Broken, Faulty, Hanging, failure
-from trt_layering import building
+from trt_layering import backends, building
 from trt_layering.building import Built, build
 from trt_layering.errors import (
     BackendError,
@@ -30,7 +31,6 @@ from trt_layering.errors import (
     CorruptError,
     ForeignError,
     InputError,
-    LayeringError,
     MemoryLimitError,
     NotBuiltError,
     ReadError,
@@ -45,10 +45,28 @@ from trt_layering.store.manifest import PAGE, WEIGHTS_FILE, write_manifest
 from trt_layering.store.reader import WeightFile
 
 COUNT = 6
+BLOCK_SIZES = dict.fromkeys(real_models.REAL_MODELS, "2MiB") | {"common": "4MiB", "minilm": "4MiB", "pp_cls": "64KiB"}
 STATS = {
     "sweeps", "bytes_read", "stall_seconds", "execute_seconds", "read_seconds", "arena_bytes", "resident_bytes",
     "activation_bytes", "scratch_bytes", "engine_bytes", "budget_bytes", "floor_bytes", "blocks", "mode", "fallbacks",
 }  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def engines_take_what_the_manifest_says() -> Iterator[None]:
+    """Thread pools of their own would make streaming such small chains take more memory than keeping them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backends, "engine_overhead", lambda name: 0)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_collections() -> Iterator[None]:
+    """Closing a chain collects garbage; what other tests have left need not be looked through each time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +76,20 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """Six blocks of one layer each; what the rehearsal measures of memory is replaced by numbers that are known."""
-    repository = tmp_path_factory.mktemp("engines")
+    """Six blocks of one layer each, not optimised, so that answers are exact."""
+    return six_blocks(source, tmp_path_factory.mktemp("engines"), optimise=False)
+
+
+@pytest.fixture(scope="module")
+def prepared(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The same, optimised: with all weights in memory it is opened as a whole."""
+    return six_blocks(source, tmp_path_factory.mktemp("prepared"), optimise=True)
+
+
+def six_blocks(source: Path, repository: Path, *, optimise: bool) -> Built:
+    """What the rehearsal measures of memory is replaced by numbers that are known."""
     with in_this_process():
-        done = build(source, name="layers", repository=repository, block_size="16KiB", optimise=False)
+        done = build(source, name="layers", repository=repository, block_size="16KiB", optimise=optimise)
     assert len(done.manifest.blocks) == COUNT
     memory = msgspec.structs.replace(done.manifest.memory, activations=8192, scratch=1 << 20, engines=1 << 20)
     return republished(done, memory=memory)
@@ -75,12 +103,10 @@ def republished(built: Built, **changes: Any) -> Built:
 
 
 @pytest.fixture
-def copy(built: Built, tmp_path: Path) -> Built:
-    """A copy of the chain that a test may damage."""
-    import shutil
-
-    shutil.copytree(built.path.parent.parent, tmp_path / "engines")
-    return Built(tmp_path / "engines" / "layers" / built.path.name, built.manifest)
+def copy(prepared: Built, tmp_path: Path) -> Built:
+    """A copy of the optimised chain that a test may damage."""
+    shutil.copytree(prepared.path.parent.parent, tmp_path / "engines")
+    return Built(tmp_path / "engines" / "layers" / prepared.path.name, prepared.manifest)
 
 
 @pytest.fixture
@@ -160,7 +186,13 @@ def test_real_models_give_the_same_bits(name: str, real_model: Callable[[str], P
     shapes = {key: array.shape for key, array in asked.items()}
     with in_this_process():
         done = build(
-            path, name=name, repository=tmp_path, block_size="1MiB", shapes=shapes, optimise=False, split=False
+            path,
+            name=name,
+            repository=tmp_path,
+            block_size=BLOCK_SIZES[name],
+            shapes=shapes,
+            optimise=False,
+            split=False,
         )
     assert len(done.manifest.blocks) > 2
     assert done.manifest.check.max_abs_diff == 0
@@ -177,9 +209,8 @@ def test_real_models_optimised_agree_closely(name: str, real_model: Callable[[st
     import trt_layering as tl
 
     path, asked = real_model(name), real_models.feeds(name)
-    done = tl.build(
-        path, name=name, repository=tmp_path, block_size="1MiB", shapes={k: a.shape for k, a in asked.items()}
-    )
+    shapes = {key: array.shape for key, array in asked.items()}
+    done = tl.build(path, name=name, repository=tmp_path, block_size=BLOCK_SIZES[name], shapes=shapes)
     assert len(done.manifest.blocks) > 2
     wanted = uncut(path, asked, optimised=True)
     modes = set()
@@ -188,8 +219,7 @@ def test_real_models_optimised_agree_closely(name: str, real_model: Callable[[st
             for _ in range(2):
                 assert_close(wanted, chain.run(asked))
             modes.add(chain.stats()["mode"])
-    assert "resident" in modes
-    assert len(modes) > 1
+    assert {"sequential", "resident"} <= modes
 
 
 def test_dynamic_dims_stay_dynamic(source: Path, built: Built) -> None:
@@ -300,7 +330,7 @@ def test_close_while_others_run_and_close(built: Built) -> None:
         assert [results for _, results in closes] == [[None], [None]]
 
 
-def test_no_thread_stays_and_memory_goes_back(built: Built) -> None:
+def test_no_thread_stays_and_memory_goes_back(built: Built, prepared: Built) -> None:
     before = {thread.name for thread in threading.enumerate()}
     chain = opened(built, budgets(built)["floor"])
     chain.run(feed())
@@ -308,7 +338,10 @@ def test_no_thread_stays_and_memory_goes_back(built: Built) -> None:
     chain.close()
     chain.close()
     assert {thread.name for thread in threading.enumerate()} == before
-    assert not _mapped(built.path / WEIGHTS_FILE)
+    chain = opened(prepared)
+    chain.run(feed())
+    chain.close()
+    assert not _mapped(prepared.path / WEIGHTS_FILE)
 
 
 def test_a_chain_that_nobody_holds_closes_itself(built: Built) -> None:
@@ -366,12 +399,12 @@ def test_a_single_failed_read_costs_one_run(
         assert chain.stats()["sweeps"] == 2
 
 
-def test_a_read_error_while_opening(built: Built, drive: Callable[[Any], None]) -> None:
+def test_a_read_error_while_opening(prepared: Built, drive: Callable[[Any], None]) -> None:
     before = threading.active_count()
     for mode in ("floor", "resident"):
         drive(Faulty({0: failure()}))
         with pytest.raises(ReadError):
-            opened(built, budgets(built)[mode])
+            opened(prepared, budgets(prepared)[mode])
     assert threading.active_count() == before
 
 
@@ -401,12 +434,9 @@ def test_a_store_that_lost_its_end(copy: Built) -> None:
             opened(copy, budget)
 
 
-@pytest.mark.parametrize("mode", ["floor", "resident"])
-def test_a_store_that_loses_its_end_while_open(copy: Built, mode: str) -> None:
+def test_a_store_that_loses_its_end_while_open(copy: Built) -> None:
     weights = copy.path / WEIGHTS_FILE
-    if mode == "resident":
-        return
-    with opened(copy, budgets(copy)[mode]) as chain:
+    with opened(copy, budgets(copy)["floor"]) as chain:
         chain.run(feed())
         with open(weights, "r+b") as file:
             file.truncate(PAGE)
@@ -441,7 +471,7 @@ def test_a_store_of_another_library(copy: Built, change: dict[str, str], said: s
 def test_a_store_of_another_machine(copy: Built) -> None:
     """Matters where the graph was optimised for a machine; one that was not runs anywhere."""
     elsewhere = msgspec.structs.replace(copy.manifest.backend, fingerprint={"machine": "pdp11", "instructions": "mov"})
-    with opened(republished(copy, backend=elsewhere)) as chain:
+    with opened(republished(copy, backend=elsewhere, optimised=False)) as chain:
         chain.run(feed())
     with pytest.raises(ForeignError, match="machine pdp11, instructions mov") as caught:
         opened(republished(copy, backend=elsewhere, optimised=True))
@@ -495,8 +525,8 @@ def test_an_operator_that_fails_is_a_backend_error_and_costs_one_run(tmp_path: P
     ],
 )
 @pytest.mark.parametrize("mode", ["floor", "resident"])
-def test_feeds_that_do_not_fit(built: Built, feeds: dict[str, Any], said: str, mode: str) -> None:
-    with opened(built, budgets(built)[mode]) as chain:
+def test_feeds_that_do_not_fit(prepared: Built, feeds: dict[str, Any], said: str, mode: str) -> None:
+    with opened(prepared, budgets(prepared)[mode]) as chain:
         with pytest.raises(InputError, match=said) as caught:
             chain.run(feeds)
         assert caught.value.remedy
@@ -582,10 +612,10 @@ def test_chains_and_versions_that_are_not_there(built: Built) -> None:
 
 
 @pytest.mark.parametrize("mode", ["floor", "middle", "all in the arena", "resident"])
-def test_numbers_about_what_happened(built: Built, mode: str) -> None:
-    needs, weights = Footprint.of(built.manifest), built.manifest.weights_bytes
-    budget = budgets(built)[mode]
-    with opened(built, budget) as chain:
+def test_numbers_about_what_happened(prepared: Built, mode: str) -> None:
+    needs, weights = Footprint.of(prepared.manifest), prepared.manifest.weights_bytes
+    budget = budgets(prepared)[mode]
+    with opened(prepared, budget) as chain:
         before = chain.stats()
         for _ in range(4):
             chain.run(feed())
@@ -604,15 +634,17 @@ def test_numbers_about_what_happened(built: Built, mode: str) -> None:
         assert (streamed, stats["bytes_read"]) == (0, weights)
     else:
         assert stats["mode"] == {"floor": "sequential", "middle": "ring"}[mode]
-        assert 4 * streamed < stats["bytes_read"] - stats["resident_bytes"] <= 5 * streamed + stats["arena_bytes"]
+        read = stats["bytes_read"] - stats["resident_bytes"]
+        assert 4 * streamed <= read <= 4 * streamed + stats["arena_bytes"]
         assert stats["read_seconds"] > 0
     assert stats["blocks"] == (1 if mode == "resident" else COUNT)
 
 
-def test_without_a_budget_everything_stays(built: Built) -> None:
-    with opened(built) as chain:
-        assert chain.stats()["mode"] == "resident"
-        assert chain.stats()["budget_bytes"] == chain.footprint.resident
+def test_without_a_budget_everything_stays(built: Built, prepared: Built) -> None:
+    for chain in (opened(built), opened(prepared)):
+        with chain:
+            assert chain.stats()["mode"] == "resident"
+            assert chain.stats()["budget_bytes"] == chain.footprint.resident
 
 
 def test_inputs_and_outputs_are_the_models(built: Built) -> None:
@@ -634,7 +666,7 @@ def test_fallbacks_are_told_once_and_in_the_numbers(
         [told] = chain.stats()["fallbacks"]
         chain.run(feed())
     assert "page cache" in told
-    assert [record.getMessage() for record in caplog.records] == [f"chain layers: {told}"]
+    assert [record.getMessage() for record in caplog.records].count(f"chain layers: {told}") == 1
     with pytest.raises(ReadError, match="direct"):
         opened(built, loader=LoaderOptions(direct_io="always"))
 
@@ -659,8 +691,9 @@ def test_the_observer_sees_each_block_and_what_is_alive(built: Built) -> None:
     with opened(built, budgets(built)["floor"]) as chain:
         chain.observe(feed(), lambda index, seconds, live: seen.append((index, set(live))))
     assert [index for index, _ in seen] == list(range(COUNT))
-    assert [names for _, names in seen][0] == {"x", "m0", "h1"} & seen[0][1] | {"x"} & seen[0][1] | seen[0][1]
-    assert all(len(names) <= 3 for _, names in seen)
+    assert seen[0][1] >= {"x"}
+    for (_, names), block in zip(seen, built.manifest.blocks, strict=True):
+        assert names == {value.name for value in (*block.inputs, *block.outputs)}, "others are alive"
 
 
 def test_a_manifest_without_times_opens(copy: Built) -> None:
@@ -668,11 +701,6 @@ def test_a_manifest_without_times_opens(copy: Built) -> None:
     times = msgspec.structs.replace(copy.manifest.times, execute_seconds=(), read_rate=0.0)
     with opened(republished(copy, times=times), budgets(copy)["middle"]) as chain:
         chain.run(feed())
-
-
-def test_every_error_is_one_of_ours() -> None:
-    for kind in (BackendError, BudgetError, ClosedError, CorruptError, ForeignError, InputError, ReadError):
-        assert issubclass(kind, LayeringError)
 
 
 @pytest.fixture(autouse=True)

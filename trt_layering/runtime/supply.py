@@ -22,6 +22,8 @@ from trt_layering.schedule.residency import Schedule, lay_out
 from trt_layering.store.manifest import PAGE, WEIGHTS_FILE, Block, Chain
 from trt_layering.store.reader import WeightFile, verify_extent
 
+_USUAL_RATE = 1e9
+
 
 @dataclass
 class Supply:
@@ -61,7 +63,8 @@ def stream(
 ) -> Supply:
     """Engines over an arena of at most `arena_bytes`, through which the weights pass."""
     blocks = [[(e, chain.extents[e].length) for e in block.extents] for block in chain.blocks]
-    schedule = lay_out(blocks, arena_bytes, options.read_bytes, chain.times.execute_seconds, chain.times.read_rate)
+    execute = chain.times.execute_seconds or (0.0,) * len(blocks)  # a chain need not have been timed
+    schedule = lay_out(blocks, arena_bytes, options.read_bytes, execute, chain.times.read_rate or _USUAL_RATE)
     arena, file = _open_memory_and_file(folder, schedule.arena_bytes, options)
     loader = Loader(schedule, chain.extents, arena, file, options)
     supply = Supply([], loader, arena, file, schedule.mode, schedule.resident_bytes)

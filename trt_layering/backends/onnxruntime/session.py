@@ -27,7 +27,6 @@ def open_session(model: ir.Model, optimise: bool, saved: Path | None = None) -> 
     options = uncut_options(optimise)
     if saved is not None:
         options.optimized_model_filepath = str(saved)
-        options.add_session_config_entry("session.disable_prepacking", "1")
         options.add_session_config_entry(
             "session.optimized_model_external_initializers_file_name", f"{saved.name}.data"
         )
@@ -79,7 +78,6 @@ def learn_types(model: ir.Model, path: Path) -> None:
     probe = path.with_name(f"typed-{path.name}")
     onnx.save(proto, probe)
     options = uncut_options(optimised=False)
-    options.add_session_config_entry("session.disable_prepacking", "1")
     with reported(f"graph {model.graph.name!r}"):
         found = {o.name: o for o in ort.InferenceSession(str(probe), options, providers=PROVIDERS).get_outputs()}
     for node in model.graph:
