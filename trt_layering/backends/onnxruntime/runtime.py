@@ -117,8 +117,8 @@ def session_options() -> ort.SessionOptions:
 
 
 def uncut_options(optimised: bool) -> ort.SessionOptions:
-    """Options for a session over the uncut model: optimised as far as ONNX Runtime can, or not at all, its weights as they
-    lie. (Prepacked ones change the order of sums, so the last bits, and weights that come and go cannot be.)"""
+    """Options for a session over the uncut model: optimised as far as ONNX Runtime can, or not at all and its weights as
+    they lie. (Prepacked ones change the order of sums, so the last bits, and weights that come and go cannot be.)"""
     options = ort.SessionOptions()
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimised else level.ORT_DISABLE_ALL
