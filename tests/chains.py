@@ -118,10 +118,10 @@ def budgets(chain: building.Built) -> dict[str, int]:
     needs = Footprint.of(chain.manifest)
     middle = max(needs.largest_block, needs.weights * 2 // 3 // PAGE * PAGE)
     return {
-        "floor": needs.floor,
-        "middle": needs.fixed + middle,
-        "all in the arena": min(needs.fixed + needs.weights, max(needs.floor, needs.resident - 1)),
-        "resident": needs.resident,
+        "floor": max(needs.floor, 1),  # chains measured in this process may seem to need nothing
+        "middle": max(needs.fixed + middle, 1),
+        "all in the arena": max(min(needs.fixed + needs.weights, needs.resident - 1), needs.floor, 1),
+        "resident": max(needs.resident, 1),
     }
 
 

@@ -122,8 +122,12 @@ class Loader:
             self._stopping = True
             self._condition.notify_all()
         for thread in self._threads:
-            if thread.ident is not None and thread is not threading.current_thread():
+            if thread.ident is not None:
                 thread.join()
+
+    def owns_this_thread(self) -> bool:
+        """Whether the caller is one of the loader's threads, which cannot wait for itself."""
+        return threading.current_thread() in self._threads
 
     def wait_loaded(self, g: int) -> float:
         """Wait until block number `g` may execute; returns the seconds waited.

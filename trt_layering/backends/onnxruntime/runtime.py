@@ -10,6 +10,7 @@ in processes that asked for it with `share_thread_pool`.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import os
 import threading
@@ -47,7 +48,7 @@ _IDENTITY = (
 
 
 class _Process:
-    """What all engines of this process share. Filled once, under the lock, and never taken back."""
+    """What all engines of this process share; what there is stays."""
 
     lock = threading.Lock()
     has_allocator = False
@@ -72,35 +73,35 @@ def share_thread_pool() -> None:
             ort.set_global_thread_pool_sizes(0, 1)
 
 
-def _has_shared_threads() -> bool:
-    """Whether somebody made a thread pool for the whole process, which sessions must then use. ONNX Runtime tells only
-    by refusing a session; this goes past its Python wrapper, which would print that and try again."""
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    try:
-        C.InferenceSession(options, _IDENTITY, False, False)
-    except RuntimeError:
-        return True
-    return False
+def has_shared_threads() -> bool:
+    """Whether somebody made a thread pool for the whole process, which all sessions must then use. ONNX Runtime tells
+    only by refusing a session; this goes past its Python wrapper, which would print that and try again."""
+    if not _Process.has_threads:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = 1
+        try:
+            C.InferenceSession(options, _IDENTITY, False, False)
+        except RuntimeError:
+            _Process.has_threads = True
+    return _Process.has_threads
 
 
 def thread_pool_bytes() -> int:
     """Memory of a thread pool of a block's own; 0 where all share one."""
-    if _has_shared_threads():
+    if has_shared_threads():
         return 0
     return _THREAD_BYTES * (len(os.sched_getaffinity(0)) - 1)
 
 
 def _share_allocator() -> None:
     with _Process.lock, reported("ONNX Runtime's shared allocator"):
-        _Process.has_threads = _has_shared_threads()
         if not _Process.has_allocator:
             info = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
             ort.create_and_register_allocator(info, ort.OrtArenaCfg(_ALLOCATOR))
             _Process.has_allocator = True
 
 
-def session_options() -> ort.SessionOptions:
+def session_options(shared_threads: bool) -> ort.SessionOptions:
     """Options for a block's session as it is: no further optimisation, the shared allocator, shared threads if any.
 
     Threads spin while their block executes and sleep when it ends: those of other blocks need the processor then.
@@ -109,7 +110,7 @@ def session_options() -> ort.SessionOptions:
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
     options.enable_mem_pattern = False
-    options.use_per_session_threads = not _Process.has_threads
+    options.use_per_session_threads = not shared_threads
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.add_session_config_entry("session.use_env_allocators", "1")
     options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
@@ -117,7 +118,7 @@ def session_options() -> ort.SessionOptions:
 
 
 def uncut_options(optimised: bool) -> ort.SessionOptions:
-    """Options for a session over the uncut model: optimised as far as ONNX Runtime can, or not at all and its weights as
+    """Options for a session over the uncut model: optimised as far as ONNX Runtime can, or not at all, its weights as
     they lie. (Prepacked ones change the order of sums, so the last bits, and weights that come and go cannot be.)"""
     options = ort.SessionOptions()
     level = ort.GraphOptimizationLevel
@@ -125,7 +126,7 @@ def uncut_options(optimised: bool) -> ort.SessionOptions:
     if not optimised:
         options.add_session_config_entry("session.disable_prepacking", "1")
     options.log_severity_level = 4
-    options.use_per_session_threads = not _Process.has_threads
+    options.use_per_session_threads = not has_shared_threads()
     return options
 
 
@@ -152,6 +153,7 @@ class OnnxRuntime:
 
     def __init__(self) -> None:
         _share_allocator()
+        self._shared_threads = has_shared_threads()
         self.fallbacks = list(_Process.fallbacks)
 
     version = staticmethod(machine.version)
@@ -161,7 +163,7 @@ class OnnxRuntime:
         self, folder: Path, block: Block, weights: Mapping[str, Array], buffers: Mapping[str, ort.OrtValue]
     ) -> OnnxRuntimeEngine:
         """An engine over `weights` where they lie; see `backends.base.Runtime`."""
-        options = session_options()
+        options = session_options(self._shared_threads)
         options.add_session_config_entry("session.disable_prepacking", "1")
         values = {name: tensor_over(array) for name, array in weights.items()}
         for name, value in values.items():
@@ -171,7 +173,7 @@ class OnnxRuntime:
     def open_resident(self, folder: Path, block: Block, buffers: Mapping[str, ort.OrtValue]) -> OnnxRuntimeEngine:
         """An engine with weights of its own: ONNX Runtime maps `weights.bin`, and keeps prepacked copies instead of
         what its kernels gain by having prepacked."""
-        return self._open(folder, block, session_options(), {}, buffers)
+        return self._open(folder, block, session_options(self._shared_threads), {}, buffers)
 
     def _open(
         self,
@@ -194,13 +196,16 @@ class OnnxRuntime:
         return np.array(tensor.numpy())
 
     def close(self) -> None:
-        """Make the shared allocator give back what no engine uses."""
+        """Make the shared allocator, and the C library, give back what no engine uses."""
         gc.collect()
         with reported("giving scratch memory back"):
-            session = ort.InferenceSession(_IDENTITY, session_options(), providers=PROVIDERS)
+            session = ort.InferenceSession(_IDENTITY, session_options(self._shared_threads), providers=PROVIDERS)
             shrink = ort.RunOptions()
             shrink.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
             session.run(None, {"x": np.zeros(1, np.float32)}, shrink)
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone keeps what is freed
+        if trim is not None:
+            trim(0)
 
 
 class OnnxRuntimeEngine:

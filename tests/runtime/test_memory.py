@@ -1,0 +1,88 @@
+"""What a process takes that runs a chain, in processes of their own, where it can be measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chains import layers, saved
+from tests.runtime import measured
+from trt_layering.building import Built, build
+from trt_layering.runtime.footprint import Footprint
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def medium(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """24 blocks of a MiB each, built and measured as users build."""
+    folder = tmp_path_factory.mktemp("medium")
+    path = saved(layers(24, width=512, batch=1), folder / "medium.onnx")
+    done = build(path, repository=folder, block_size="1MiB")
+    assert len(done.manifest.blocks) == 24
+    return done
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    folder = tmp_path_factory.mktemp("tiny")
+    done = build(saved(layers(6), folder / "tiny.onnx"), repository=folder, block_size="16KiB")
+    assert len(done.manifest.blocks) == 6
+    return done
+
+
+def where(built: Built) -> dict[str, str]:
+    return {"repository": str(built.path.parent.parent), "name": built.path.parent.name}
+
+
+def test_the_peak_is_within_the_budget_and_8_mib(medium: Built) -> None:
+    asked = [("floor", 0), ("floor", 5 * MIB), ("floor", 14 * MIB), ("arena", 0), ("resident", 0)]
+    peaks = []
+    for mode, extra in asked:
+        peak, budget = measured.call(measured.peak, **where(medium), mode=mode, extra=extra, runs=6)
+        assert peak <= budget + 8 * MIB, (mode, extra)
+        peaks.append(peak)
+    assert peaks[0] < medium.manifest.weights_bytes, "at the floor less than the weights"
+    assert peaks[2] > peaks[0] + 10 * MIB, "the arena of the larger budget must show, or nothing was measured"
+    assert min(peaks[3:]) > medium.manifest.weights_bytes
+
+
+@pytest.mark.parametrize("mode", ["floor", "resident"])
+def test_memory_stays_flat(tiny: Built, mode: str) -> None:
+    """1,000 runs of changing sizes, and 50 times opened, run and closed."""
+    sizes = measured.call(measured.leak, **where(tiny), mode=mode, rows=[1, 7, 3], runs=1000, cycles=50)
+    for what, points in sizes.items():
+        assert len(points) == 10
+        assert points[-1] - points[1] <= 2 * MIB, f"{what}: {points}"
+
+
+@pytest.mark.parametrize("mode", ["arena", "resident"])
+def test_closing_gives_memory_back(medium: Built, mode: str) -> None:
+    sizes = measured.call(measured.given_back, **where(medium), mode=mode)
+    assert sizes["during"] - sizes["before"] > 16 * MIB
+    assert sizes["after"] - sizes["before"] < 2 * MIB
+
+
+@pytest.mark.parametrize("mode", ["floor", "resident"])
+def test_running_imports_nothing_that_only_building_needs(tiny: Built, mode: str) -> None:
+    loaded = set(measured.call(measured.modules, **where(tiny), mode=mode))
+    assert {"onnxruntime", "numpy", "msgspec"} <= loaded
+    assert not loaded & {"onnx", "onnx_ir", "polygraphy", "rich", "PIL", "yaml", "ml_dtypes", "hypothesis"}
+
+
+def test_a_chain_that_its_own_loader_finds_unused(tiny: Built) -> None:
+    """Garbage is collected in whatever thread allocates; memory must not go while that thread still reads into it."""
+    left = measured.call(measured.collected_by_its_loader, **where(tiny), reads=6)
+    assert left == ["MainThread"]
+
+
+def test_a_process_may_end_with_a_chain_open(tiny: Built) -> None:
+    assert measured.call(measured.left_open, **where(tiny)) == "ended"
+
+
+def test_paths_of_the_tests_are_not_in_the_store(tiny: Built) -> None:
+    """A store can be moved: nothing in it says where it was built."""
+    folder = str(Path(tiny.path).parent.parent)
+    for file in tiny.path.iterdir():
+        assert folder.encode() not in file.read_bytes()
