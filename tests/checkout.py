@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-_NOT_IN_GIT = (".git", ".venv", ".*_cache", "__pycache__", "*.egg-info", ".hypothesis", "build", "dist")
+_NOT_IN_GIT = (
+    ".git", ".venv", ".bench", ".*_cache", "__pycache__", "*.egg-info", ".hypothesis", "build", "dist", "[1-9]*", ".build-*"
+)  # fmt: skip
 
 
 def copy(folder: Path) -> Path:
     """A copy without anything that was built or installed."""
-    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*_NOT_IN_GIT, "models"))
+    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*_NOT_IN_GIT))
     for built in (folder / "engines").iterdir():
         if built.is_dir():
             shutil.rmtree(built)
