@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,3 +28,20 @@ def real_model() -> Callable[[str], Path]:
             pytest.skip(f"wheel not installed: {error.name}; install the extra `models`")
 
     return find
+
+
+@pytest.fixture(scope="module")
+def engines_take_what_the_manifest_says() -> Iterator[None]:
+    """Thread pools of their own would make streaming very small chains take more memory than keeping them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trt_layering.backends.engine_overhead", lambda name: 0)
+        yield
+
+
+@pytest.fixture(scope="module")
+def quick_collections() -> Iterator[None]:
+    """Closing a chain collects garbage; what other tests have left need not be looked through each time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()

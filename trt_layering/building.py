@@ -143,7 +143,7 @@ def build(
         expected = reference(path, work, optimise=optimise, memory=budget)
         tell("check", 1, 2)
         chain, outputs = rehearse(writer.folder, draft, work)
-        check = _compare(expected, outputs, lambda: suspect(writer.folder, draft, work))
+        check = _compare(expected, outputs, lambda: suspect(path, writer.folder, draft, work, memory=budget))
         tell("check", 2, 2)
         chain = msgspec.structs.replace(chain, check=check)
         return Built(writer.publish(chain), chain)
@@ -289,8 +289,8 @@ def _compare(expected: Sequence[child.Feeds], outputs: Sequence[child.Feeds], su
             if diff > TOLERANCE * scale:
                 raise BuildError(
                     f"the output {name!r} differs by {diff:.3g} from the uncut model's, whose largest is {scale:.3g}",
-                    where=suspect() or "preparing the graph: each block by itself agrees with its file",
-                    remedy="build with --no-optimise; if that works, report the model",
+                    where=suspect() or "no single block: small differences add up",
+                    remedy="build with --no-split or --no-optimise; if one of them works, report the model",
                 )
             largest_diff, largest_output = max(largest_diff, diff), max(largest_output, scale)
     return Check(max_abs_diff=largest_diff, max_abs_output=largest_output, seed=SEED)

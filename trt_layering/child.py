@@ -35,8 +35,8 @@ def call(work: Work, task: Mapping[str, Any]) -> Any:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
     )  # fmt: skip
     try:
-        answer = json.loads(done.stdout.splitlines()[-1])
-    except (ValueError, IndexError):
+        answer = json.loads(done.stdout)
+    except ValueError:
         answer = {}
     if "error" in answer:
         raise getattr(errors, answer["error"])(answer["what"], where=answer["where"], remedy=answer["remedy"])
@@ -51,16 +51,19 @@ def call(work: Work, task: Mapping[str, Any]) -> Any:
 
 
 def main() -> None:
-    """The child: a task on standard input, the result on the last line of standard output."""
+    """The child: a task on standard input, the answer on standard output, alone there: what else is printed goes to
+    standard error."""
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     _offer_to_the_kernel()
     _return_memory_at_once()
     module, _, name = sys.argv[1].partition(":")
     work = getattr(importlib.import_module(module), name)
     try:
-        print(json.dumps({"result": work(json.load(sys.stdin))}))
+        print(json.dumps({"result": work(json.load(sys.stdin))}), file=answer)
     except errors.LayeringError as error:
         kind = "BuildError" if isinstance(error, errors.BudgetError) else type(error).__name__
-        print(json.dumps({"error": kind, "what": error.what, "where": error.where, "remedy": error.remedy}))
+        print(json.dumps({"error": kind, "what": error.what, "where": error.where, "remedy": error.remedy}), file=answer)
         sys.exit(error.exit_status)
 
 

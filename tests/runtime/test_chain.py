@@ -22,7 +22,7 @@ from tests import chains, real_models
 from tests.chains import assert_close, assert_same, budgets, cut_by, feed, in_this_process, layers, opened, saved, uncut
 from tests.graph import strategies
 from tests.runtime.drives import PATIENCE, Broken, Faulty, Hanging, failure
-from trt_layering import backends, building
+from trt_layering import building
 from trt_layering.building import Built, build
 from trt_layering.errors import (
     BackendError,
@@ -52,21 +52,7 @@ STATS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", autouse=True)
-def engines_take_what_the_manifest_says() -> Iterator[None]:
-    """Thread pools of their own would make streaming such small chains take more memory than keeping them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backends, "engine_overhead", lambda name: 0)
-        yield
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_collections() -> Iterator[None]:
-    """Closing a chain collects garbage; what other tests have left need not be looked through each time."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+pytestmark = pytest.mark.usefixtures("engines_take_what_the_manifest_says", "quick_collections")
 
 
 @pytest.fixture(scope="module")

@@ -122,7 +122,7 @@ class _Division:
             activations = list(node.attributes["activations"].as_strings())
             half = len(activations) // 2
             attributes.append(ir.AttrStrings("activations", activations[index * half : (index + 1) * half]))
-        name = f"{node.name}_{direction}"
+        name = f"{node.name}_{direction}" if node.name else ""  # two nodes must not have one name
         part = ir.Node(node.domain, node.op_type, inputs, attributes, num_outputs=len(node.outputs), name=name)
         part.metadata_props.update(node.metadata_props)
         for output, of_whole in zip(part.outputs, node.outputs, strict=True):

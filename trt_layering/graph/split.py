@@ -188,7 +188,7 @@ def _replace(graph: ir.Graph, node: ir.Node, axis: int, pieces: Sequence[_Piece]
     whole = [node.inputs[index] for index in pieces[0].inputs]
     parts = [_part(graph, node, axis, piece, names) for piece in pieces]
     outputs = [part.outputs[0] for part in parts]
-    concat = ir.Node("", "Concat", outputs, [ir.AttrInt64("axis", axis)], name=f"{node.name}_concat")
+    concat = ir.Node("", "Concat", outputs, [ir.AttrInt64("axis", axis)], name=node.name)
     ir.convenience.replace_nodes_and_values(graph, node, [node], [*parts, concat], node.outputs, concat.outputs)
     for value in whole:
         if value is not None and not value.uses() and not value.is_graph_output():
@@ -202,7 +202,7 @@ def _part(graph: ir.Graph, node: ir.Node, axis: int, piece: _Piece, names: Names
         value.name = names.fresh(value.name or "")
         graph.register_initializer(value)
         inputs[index] = value
-    name = f"{node.name}_{piece.begin}"
+    name = f"{node.name}_{piece.begin}" if node.name else ""  # two nodes must not have one name
     part = ir.Node(node.domain, node.op_type, inputs, node.attributes.values(), name=name)
     part.metadata_props.update(node.metadata_props)
     result, output = node.outputs[0], part.outputs[0]

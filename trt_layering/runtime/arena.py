@@ -28,7 +28,7 @@ class Arena:
         self.size = size
         try:
             self._map = mmap.mmap(-1, max(size, mmap.PAGESIZE))
-        except (OSError, ValueError, MemoryError) as error:
+        except (OSError, ValueError, OverflowError, MemoryError) as error:
             raise MemoryLimitError(
                 f"the machine did not give {format_size(size)} for the arena",
                 remedy="lower the budget, stop other programs, or raise the process's memory limit",

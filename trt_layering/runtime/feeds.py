@@ -35,9 +35,12 @@ def _checked(feeds: Mapping[str, Any], value: Value, symbols: dict[str, tuple[in
     where = f"input {value.name!r}"
     if value.name not in feeds:
         raise InputError(f"the input {value.name!r} is missing", where=where, remedy=f"feed {_describe(value)}")
-    array = np.asarray(feeds[value.name])
-    if value.dtype == "string" and array.dtype.kind in "US":
-        array = array.astype(object)
+    try:
+        array = np.asarray(feeds[value.name])
+    except (ValueError, TypeError) as error:
+        raise InputError(f"this is no array: {error}", where=where, remedy=f"feed {_describe(value)}") from error
+    if value.dtype == "string":
+        array = _text(array, where)
     wanted = "object" if value.dtype == "string" else value.dtype
     if array.dtype.name != wanted or not array.dtype.isnative:
         raise InputError(
@@ -47,6 +50,15 @@ def _checked(feeds: Mapping[str, Any], value: Value, symbols: dict[str, tuple[in
     if value.shape is not None:
         _check_shape(array.shape, value, symbols)
     return np.ascontiguousarray(array) if array.ndim else array
+
+
+def _text(array: Array, where: str) -> Array:
+    """`array` as objects, all of them str."""
+    if array.dtype.kind == "U":
+        return array.astype(object)
+    if array.dtype.kind == "O" and all(isinstance(element, str) for element in array.flat):
+        return array
+    raise InputError(f"an array of {array.dtype.name} is not text", where=where, remedy="feed an array of str")
 
 
 def _check_shape(shape: tuple[int, ...], value: Value, symbols: dict[str, tuple[int, str]]) -> None:

@@ -49,7 +49,7 @@ def _field(file: Path, name: str) -> int:
 
 
 def _cgroup_room() -> int | None:
-    """Bytes this process's memory cgroup (version 2 or 1) may still take, page cache it could drop not counted."""
+    """Bytes this process's memory cgroup (version 2 or 1) and those above it may still take, at least 1; None: no limit."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -57,16 +57,24 @@ def _cgroup_room() -> int | None:
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "memory":
-            folder, limit, usage = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"
+            top, limit, usage = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"
         elif controllers == "":
-            folder, limit, usage = Path("/sys/fs/cgroup"), "memory.max", "memory.current"
+            top, limit, usage = Path("/sys/fs/cgroup"), "memory.max", "memory.current"
         else:
             continue
-        group = folder / path.lstrip("/")
-        try:
-            room = int((group / limit).read_text()) - int((group / usage).read_text())
-            stat = dict(row.split() for row in (group / "memory.stat").read_text().splitlines())
-        except (OSError, ValueError):
-            continue
-        return max(0, room + int(stat.get("inactive_file", 0)))
+        group = top / path.lstrip("/")
+        groups = [group, *(above for above in group.parents if above.is_relative_to(top))]
+        rooms = [room for above in groups if (room := _room(above, limit, usage)) is not None]
+        if rooms:
+            return max(1, min(rooms))
     return None
+
+
+def _room(group: Path, limit: str, usage: str) -> int | None:
+    """Bytes until the limit of one group, page cache it could drop not counted."""
+    try:
+        room = int((group / limit).read_text()) - int((group / usage).read_text())
+        stat = dict(row.split() for row in (group / "memory.stat").read_text().splitlines())
+        return room + int(stat.get("inactive_file", 0))
+    except (OSError, ValueError):
+        return None

@@ -187,13 +187,13 @@ class OnnxRuntime:
             session = ort.InferenceSession(str(folder / block.file), options, providers=PROVIDERS)
             return OnnxRuntimeEngine(session, block, weights, buffers)
 
-    def wrap(self, array: Array) -> ort.OrtValue:
-        """ONNX Runtime's tensor over `array`; strings are copied."""
-        return tensor_over(array)
+    def wrap(self, array: Array) -> ort.OrtValue | Array:
+        """ONNX Runtime's tensor over `array`; `array` itself if it is text, of which no tensor can be made from Python."""
+        return array if array.dtype.kind == "O" else tensor_over(array)
 
-    def unwrap(self, tensor: ort.OrtValue) -> Array:
+    def unwrap(self, tensor: ort.OrtValue | Array) -> Array:
         """A copy of `tensor` that the caller owns."""
-        return np.array(tensor.numpy())
+        return np.array(as_array(tensor))
 
     def close(self) -> None:
         """Make the shared allocator, and the C library, give back what no engine uses."""
@@ -223,6 +223,7 @@ class OnnxRuntimeEngine:
         self._weights = weights  # the session keeps bare addresses of these
         self._inputs = [value.name for value in block.inputs]
         self._outputs = [value.name for value in block.outputs]
+        self._takes_text = any(value.dtype == "string" for value in block.inputs)
         self._buffers = {name: buffers[name] for name in (*self._inputs, *self._outputs) if name in buffers}
         self._binding = session.io_binding()
         self._loose = [name for name in self._inputs if name not in buffers]
@@ -244,6 +245,8 @@ class OnnxRuntimeEngine:
             raise BackendError("the engine is closed", where=self._where)
         with reported(self._where):
             placed = {**self._buffers, **into}
+            if self._takes_text:
+                return self._execute_on_arrays(self._session, live, placed)
             if not any(name in placed for name in self._outputs):
                 results = self._session.run_with_ort_values(self._outputs, {name: live[name] for name in self._inputs})
                 return dict(zip(self._outputs, results, strict=True))
@@ -274,12 +277,29 @@ class OnnxRuntimeEngine:
         self._bind_outputs(self._buffers)
         return results
 
+    def _execute_on_arrays(
+        self, session: ort.InferenceSession, live: Mapping[str, Any], placed: Mapping[str, ort.OrtValue]
+    ) -> dict[str, Any]:
+        """The only way in for text; everything else is copied."""
+        arrays = session.run(self._outputs, {name: as_array(live[name]) for name in self._inputs})
+        results: dict[str, Any] = {}
+        for name, array in zip(self._outputs, arrays, strict=True):
+            if name in placed:
+                placed[name].update_inplace(array)
+            results[name] = placed.get(name, array if array.dtype.kind == "O" else tensor_over(array))
+        return results
+
     def close(self) -> None:
         """Drop the session and everything it refers to."""
         self._session = None
         self._binding = None
         self._weights = {}
         self._buffers = {}
+
+
+def as_array(tensor: ort.OrtValue | Array) -> Array:
+    """What `wrap` made or a block gave, as an array."""
+    return tensor if isinstance(tensor, np.ndarray) else tensor.numpy()
 
 
 def tensor_over(array: Array) -> ort.OrtValue:
