@@ -63,7 +63,9 @@ def main() -> None:
         print(json.dumps({"result": work(json.load(sys.stdin))}), file=answer)
     except errors.LayeringError as error:
         kind = "BuildError" if isinstance(error, errors.BudgetError) else type(error).__name__
-        print(json.dumps({"error": kind, "what": error.what, "where": error.where, "remedy": error.remedy}), file=answer)
+        print(
+            json.dumps({"error": kind, "what": error.what, "where": error.where, "remedy": error.remedy}), file=answer
+        )
         sys.exit(error.exit_status)
 
 

@@ -24,7 +24,6 @@ from trt_layering.inputs import seeded
 from trt_layering.runtime import meter, supply
 from trt_layering.store.reader import WeightFile
 
-
 MIB = 1 << 20
 
 
@@ -48,8 +47,8 @@ def _budget(repository: str, name: str, mode: str) -> int:
 
 
 def peak(repository: str, name: str, mode: str, extra: int, runs: int) -> tuple[int, int]:
-    """How far the peak lies above what the process had when it had imported everything, and the budget, which is `extra`
-    more than `mode` needs."""
+    """How far the peak lies above what the process had when it had imported everything, and the budget, which is
+    `extra` more than `mode` needs."""
     import trt_layering.backends.onnxruntime.runtime  # noqa: F401
 
     budget = _budget(repository, name, mode) + extra
@@ -108,8 +107,8 @@ def public_modules() -> list[str]:
 
 
 def collected_by_its_loader(repository: str, name: str, reads: int) -> list[str]:
-    """Drops a chain, which only a cycle holds then, while its loader reads ahead after `reads` reads of the first sweep;
-    the loader's own thread finds it. Returns what threads are left."""
+    """Drops a chain, which only a cycle holds then, while its loader reads ahead after the `reads` reads of the first
+    sweep; the loader's own thread finds it. Returns what threads are left."""
     chains: list[Any] = []
     dropped, gone = threading.Event(), threading.Event()
     count = 0

@@ -374,16 +374,16 @@ def test_a_single_failed_read_costs_one_run(
     source: Path, built: Built, drive: Callable[[Any], None], number: int
 ) -> None:
     drive(Faulty({number: failure()}))
-    answered = 0
+    errors = []
     with opened(built, budgets(built)["floor"]) as chain:
         for _ in range(3):
             try:
                 assert_same(uncut(source, feed()), chain.run(feed()))
-                answered += 1
             except ReadError as error:
-                assert WEIGHTS_FILE in error.where
-        assert answered == 2
+                errors.append(error)
         assert chain.stats()["sweeps"] == 2
+    assert len(errors) == 1
+    assert WEIGHTS_FILE in errors[0].where
 
 
 def test_a_read_error_while_opening(prepared: Built, drive: Callable[[Any], None]) -> None:
@@ -427,9 +427,9 @@ def test_a_store_that_loses_its_end_while_open(copy: Built) -> None:
         chain.run(feed())
         with open(weights, "r+b") as file:
             file.truncate(PAGE)
+        runs = (chain.run(feed()) for _ in range(3))  # what had been read ahead still executes
         with pytest.raises(CorruptError, match="ends at byte"):
-            for _ in range(3):
-                chain.run(feed())
+            list(runs)
 
 
 def test_a_changed_engine(copy: Built) -> None:

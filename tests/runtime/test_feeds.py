@@ -27,9 +27,7 @@ def test_a_shape_fits_if_numbers_and_symbols_agree_and_not_otherwise(
 ) -> None:
     values = [value(f"x{index}", shape=tuple(shape)) for index, shape in enumerate(shapes)]
     symbols = {"n": data.draw(st.integers(0, 4)), "m": data.draw(st.integers(0, 4))}
-    sizes = [
-        [symbols[dim] if isinstance(dim, str) else 3 if dim is None else dim for dim in shape] for shape in shapes
-    ]
+    sizes = [[symbols[dim] if isinstance(dim, str) else 3 if dim is None else dim for dim in shape] for shape in shapes]
     feeds = {f"x{index}": np.zeros(size, np.float32) for index, size in enumerate(sizes)}
     assert list(checked(feeds, values)) == list(feeds)
     used = [dim for shape in shapes for dim in shape]
@@ -74,7 +72,7 @@ def test_text_comes_in_any_form(text: Any) -> None:
     "text", [np.array([1, 2]), np.array([None, "a"], object), np.array(["a", 1], object), np.array([b"a", b"b"])]
 )
 def test_what_is_no_text_is_refused(text: Any) -> None:
-    with pytest.raises(InputError, match="text|dtype"):
+    with pytest.raises(InputError, match=r"text|dtype"):
         checked({"x": text}, [value(dtype="string", shape=(2,))])
 
 

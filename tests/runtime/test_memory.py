@@ -9,7 +9,6 @@ import pytest
 from tests.chains import layers, saved
 from tests.runtime import measured
 from trt_layering.building import Built, build
-from trt_layering.runtime.footprint import Footprint
 
 MIB = 1 << 20
 

@@ -46,7 +46,7 @@ class Supply:
     def close(self) -> None:
         """Close everything; `loader.stop` comes first and may come from another thread.
 
-        The loader's own threads, in which a chain may be found to be garbage, leave it to a thread that can wait for them.
+        The loader's own threads, in which a chain may be found to be garbage, leave it to one that can wait for them.
         """
         if self.loader.owns_this_thread():
             threading.Thread(target=self.close, name="trt-layering-close").start()

@@ -20,9 +20,7 @@ _CLEARLY = 1e-3
 """As a part of the largest element: more than optimisation alone makes activations differ."""
 
 
-def reference(
-    model: Path, work: Path, *, optimise: bool, memory: int, inside: Sequence[str] = ()
-) -> list[child.Feeds]:
+def reference(model: Path, work: Path, *, optimise: bool, memory: int, inside: Sequence[str] = ()) -> list[child.Feeds]:
     """The outputs of `model` for each set of arrays in `work/trials.npz`, with ONNX Runtime's optimisation or without,
     and those of the activations `inside` that it has.
 
@@ -59,14 +57,12 @@ def _run(task: Mapping[str, Any]) -> None:
 
 
 def suspect(model: Path, folder: Path, draft: Chain, work: Path, *, memory: int) -> str:
-    """Which block of the chain in `folder` is the first to answer otherwise than the uncut `model` does there, or than its
-    own file opened plainly, in words; "" if none."""
+    """Which block of the chain in `folder` is the first to answer otherwise than the uncut `model` does there, or than
+    its own file opened plainly, in words; "" if none."""
     import msgspec
 
     seams = [value.name for block in draft.blocks for value in block.outputs]
-    child.save_arrays(
-        work / "inside.npz", reference(model, work, optimise=False, memory=memory, inside=seams)[:1]
-    )
+    child.save_arrays(work / "inside.npz", reference(model, work, optimise=False, memory=memory, inside=seams)[:1])
     files = {"folder": str(folder.absolute()), "trials": str(work / "trials.npz"), "inside": str(work / "inside.npz")}
     return str(child.call(_find_suspect, {**files, "chain": msgspec.to_builtins(draft)}))
 
@@ -112,7 +108,7 @@ def _opened_plainly(file: Path, block: Block, live: Mapping[str, Any]) -> child.
 
 
 def _faults(wanted: child.Feeds, got: child.Feeds, tolerance: float) -> Iterator[str]:
-    """Each array of `wanted` that differs from that in `got` by more than `tolerance` of its largest element, in words."""
+    """What in `got` differs from `wanted` by more than `tolerance` of the largest element, in words."""
     for name, array in wanted.items():
         diff, scale = difference(array, got[name])
         if diff > tolerance * scale:

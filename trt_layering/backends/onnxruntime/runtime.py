@@ -188,7 +188,7 @@ class OnnxRuntime:
             return OnnxRuntimeEngine(session, block, weights, buffers)
 
     def wrap(self, array: Array) -> ort.OrtValue | Array:
-        """ONNX Runtime's tensor over `array`; `array` itself if it is text, of which no tensor can be made from Python."""
+        """ONNX Runtime's tensor over `array`; text stays an array, since Python can make no tensor of it."""
         return array if array.dtype.kind == "O" else tensor_over(array)
 
     def unwrap(self, tensor: ort.OrtValue | Array) -> Array:

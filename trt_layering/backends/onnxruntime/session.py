@@ -17,8 +17,8 @@ from trt_layering.backends.onnxruntime.runtime import PROVIDERS, reported, tenso
 _INLINE_UNDER = 1024
 _ELSEWHERE = "weights-given-in-memory"
 _AHEAD_OF_ONNX = {"LayerNormFusionL1": 17, "LayerNormFusionL2": 17, "SimplifiedLayerNormFusion": 1000}
-"""Fusions that make operators of ONNX's own domain, and the opset from which ONNX has them, if ever. In older models they
-are left out, so that blocks are valid by themselves; no loss of speed was to be seen."""
+"""Fusions that make operators of ONNX's own domain, and the opset from which ONNX has them, if ever. In older models
+they are left out, so that blocks are valid by themselves; no loss of speed was to be seen."""
 
 
 def open_session(model: ir.Model, optimise: bool, saved: Path | None = None) -> ort.InferenceSession:
