@@ -14,7 +14,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from trt_layering import building, child
+from trt_layering import assembly, building, child
 from trt_layering.backends.onnxruntime import runtime as onnxruntime_runtime
 from trt_layering.backends.onnxruntime.runtime import PROVIDERS, uncut_options
 from trt_layering.graph import cuts as cuts_module
@@ -95,7 +95,7 @@ def in_this_process(*, streamed_from: int | None = None) -> Iterator[None]:
         patch.setattr(child, "call", lambda work, task: json.loads(json.dumps(work(json.loads(json.dumps(task))))))
         patch.setattr(onnxruntime_runtime, "share_thread_pool", lambda: None)
         if streamed_from is not None:
-            patch.setattr(building, "_STREAMED_FROM", streamed_from)
+            patch.setattr(assembly, "_STREAMED_FROM", streamed_from)
         yield
 
 
@@ -107,7 +107,7 @@ def cut_by(choose: Callable[[list[int]], Sequence[int]]) -> Iterator[None]:
         return sorted(choose([cut.position for cut in cuts]))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(building, "choose_cuts", chosen)
+        patch.setattr(assembly, "choose_cuts", chosen)
         yield
 
 

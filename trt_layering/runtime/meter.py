@@ -49,7 +49,7 @@ def _field(file: Path, name: str) -> int:
 
 
 def _cgroup_room() -> int | None:
-    """Bytes, at least 1, this process's memory cgroup (version 2 or 1) and those above may still take; None: no limit."""
+    """Bytes, at least 1, that this process's memory cgroup (version 2 or 1) and those above allow; None: no limit."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:

@@ -24,6 +24,7 @@ def layouts(lengths: Sequence[int], arena_bytes: int, execute: Sequence[float]) 
     halves, the double buffer; and rings beside blocks that stay, which have a part of the arena to themselves.
     `arena_bytes` must hold the largest block.
     """
+    arena_bytes -= arena_bytes % _PAGE
     if sum(lengths) <= arena_bytes:
         return {_ring(lengths, arena_bytes)}
     found = {*_rings(lengths, arena_bytes), *_halves(lengths, arena_bytes)}

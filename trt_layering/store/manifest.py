@@ -121,11 +121,13 @@ class Memory(_Record, frozen=True):
 
 class Check(_Record, frozen=True):
     """How the finished chain compared with the uncut model on seeded inputs: largest absolute difference, and the
-    largest absolute value of the uncut model's outputs."""
+    largest absolute value of the uncut model's outputs. `tolerance` is how much an output may differ, as a part of its
+    largest absolute value; 0: not by one bit."""
 
     max_abs_diff: Magnitude
     max_abs_output: Magnitude
     seed: Count
+    tolerance: Magnitude = 1e-5
 
 
 class Times(_Record, frozen=True):

@@ -77,7 +77,7 @@ class StoreWriter:
         self._open: contextlib.ExitStack
 
     def __enter__(self) -> StoreWriter:
-        with contextlib.ExitStack() as stack, _disk(self._home):
+        with contextlib.ExitStack() as stack, disk_errors(self._home):
             self._home.mkdir(parents=True, exist_ok=True)
             with _locked(self._home.resolve(), fcntl.LOCK_EX):
                 self._clean()
@@ -134,7 +134,7 @@ class StoreWriter:
         if chain.extents != self.extents:
             raise BuildError("the chain has other extents than were written", where=str(self.folder))
         files = {WEIGHTS_FILE, *(block.file for block in (*chain.blocks, *chain.whole))}
-        with _disk(self.folder):
+        with disk_errors(self.folder):
             self._weights.finish(chain.weights_bytes)
             with _as_build_error():
                 check_store(self.folder, chain)
@@ -190,7 +190,7 @@ class _Output:
 
     def write(self, data: memoryview, offset: int, *, needed: int) -> None:
         """`needed`: bytes that must still fit on the disk, told to the user if they do not."""
-        with _disk(self.path, needed):
+        with disk_errors(self.path, needed):
             done = 0
             while done < len(data):
                 done += os.pwrite(self._descriptor, data[done:], offset + done)
@@ -324,7 +324,8 @@ def _let_go(mapping: mmap.mmap, part: Array) -> None:
 
 
 @contextlib.contextmanager
-def _disk(where: Path, needed: int | None = None) -> Iterator[None]:
+def disk_errors(where: Path, needed: int | None = None) -> Iterator[None]:
+    """Turns what the disk refuses inside into BuildError; `needed` are bytes that must still fit, for its words."""
     try:
         yield
     except OSError as error:

@@ -1,0 +1,172 @@
+"""Cuts prepared windows into blocks and writes them: weights to the store, engines beside them.
+
+May import the graph room, the store and the backends' protocols. A value whose type is unknown raises BuildError,
+a full disk too.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import onnx_ir as ir
+
+from trt_layering.backends.base import Builder, Progress
+from trt_layering.errors import BuildError
+from trt_layering.graph.blocks import Cutter
+from trt_layering.graph.cuts import choose_cuts, find_cuts
+from trt_layering.store.manifest import Block, Value
+from trt_layering.store.writer import StoreWriter
+
+log = logging.getLogger("trt_layering")
+
+Places = dict[str, tuple[int, int]]
+"""Offset and length in `weights.bin` of each streamed weight."""
+
+_STREAMED_FROM = 1024
+_WORDS = {ir.DataType.FLOAT: "float32", ir.DataType.DOUBLE: "float64"}
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """What was written: the chain's blocks, and the same computation in its windows uncut if those are fewer."""
+
+    blocks: tuple[Block, ...]
+    whole: tuple[Block, ...]
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A block before it is written: its graph and the bytes of its streamed weights by name."""
+
+    graph: ir.Model
+    weights: Mapping[str, int]
+
+
+def assemble(
+    writer: StoreWriter,
+    builder: Builder,
+    windows: Sequence[ir.Model],
+    size: int,
+    dims: Mapping[str, int],
+    tell: Progress,
+) -> Assembled:
+    """Write `windows` as blocks of at most `size` bytes of weights where the graph allows; `dims` gives numbers for
+    symbolic dims, to find narrow cuts by."""
+    cuts = list(_blocks(windows, size, dims))
+    places, blocks = _write(writer, builder, cuts, tell)
+    whole = _write_whole(writer, builder, windows, places) if len(windows) < len(blocks) else ()
+    return Assembled(blocks, whole)
+
+
+def _blocks(windows: Iterable[ir.Model], size: int, dims: Mapping[str, int]) -> Iterator[_Cut]:
+    for window in windows:
+        sizes = _streamed(window.graph)
+        stops = choose_cuts(window.graph, find_cuts(window.graph, dims), size, sizes)
+        bounds = [0, *stops, len(window.graph)]
+        cutter = Cutter(window)
+        for start, stop in pairwise(bounds):
+            graph = cutter.extract(start, stop)
+            yield _Cut(graph, {name: sizes[name] for name in graph.graph.initializers if name in sizes})
+
+
+def _streamed(graph: ir.Graph) -> dict[str, int]:
+    """Bytes of the initializers that go to the weight store. The others stay in their block's file: small ones, which
+    some kernels read when a session is made, before any weights have been loaded, and those of a dtype that cannot be
+    given by reference."""
+    sizes = {}
+    for name, value in graph.initializers.items():
+        tensor = value.const_value
+        if tensor is None or tensor.nbytes < _STREAMED_FROM:
+            continue
+        if _numpy_can_alias(tensor.dtype):
+            sizes[name] = tensor.nbytes
+        else:
+            log.warning("%s stays in memory: weights of %s cannot be streamed", name, word(tensor.dtype))
+    return sizes
+
+
+def _numpy_can_alias(dtype: ir.DataType) -> bool:
+    return dtype == ir.DataType.BFLOAT16 or (
+        dtype.bitwidth >= 8 and dtype.numpy().kind in "biuf" and "float8" not in word(dtype)
+    )
+
+
+def _write(
+    writer: StoreWriter, builder: Builder, cuts: Sequence[_Cut], tell: Progress
+) -> tuple[Places, tuple[Block, ...]]:
+    """Write weights and engines; a weight of several blocks goes to an extent of its own, once."""
+    users: dict[str, list[int]] = defaultdict(list)
+    for index, cut in enumerate(cuts):
+        for name in cut.weights:
+            users[name].append(index)
+    written: dict[tuple[int, ...], int] = {}
+    places: Places = {}
+    blocks = []
+    for index, cut in enumerate(cuts):
+        tell("write", index, len(cuts))
+        groups: dict[tuple[int, ...], list[str]] = defaultdict(list)
+        for name in cut.weights:
+            groups[tuple(users[name])].append(name)
+        for group in [group for group in groups if group not in written]:
+            written[group] = _write_extent(writer, cut.graph.graph, groups[group], places)
+        extents = tuple(written[group] for group in groups)
+        blocks.append(_write_engine(writer, builder, f"block-{index:03d}", cut.graph, places, extents))
+    tell("write", len(cuts), len(cuts))
+    return places, tuple(blocks)
+
+
+def _write_whole(
+    writer: StoreWriter, builder: Builder, windows: Sequence[ir.Model], places: Places
+) -> tuple[Block, ...]:
+    """Engines of the uncut windows over the same weights."""
+    blocks = []
+    for index, window in enumerate(windows):
+        names = set(window.graph.initializers)
+        extents = (i for i, extent in enumerate(writer.extents) if any(t.name in names for t in extent.tensors))
+        blocks.append(_write_engine(writer, builder, f"whole-{index:03d}", window, places, tuple(extents)))
+    return tuple(blocks)
+
+
+def _write_engine(
+    writer: StoreWriter, builder: Builder, name: str, graph: ir.Model, places: Places, extents: tuple[int, ...]
+) -> Block:
+    file = writer.engine_file(name, builder.suffix)
+    builder.write_engine(graph, file, {key: places[key] for key in graph.graph.initializers if key in places})
+    return Block(
+        name=name,
+        file=file.name,
+        digest=writer.digest(file),
+        extents=extents,
+        inputs=tuple(map(as_value, graph.graph.inputs)),
+        outputs=tuple(map(as_value, graph.graph.outputs)),
+    )
+
+
+def _write_extent(writer: StoreWriter, graph: ir.Graph, names: Sequence[str], places: Places) -> int:
+    tensors = {name: graph.initializers[name].const_value for name in names}
+    index = writer.add_extent(
+        [(name, word(t.dtype), tuple(t.shape.numpy()), t) for name, t in tensors.items() if t is not None]
+    )
+    extent = writer.extents[index]
+    places.update({tensor.name: (extent.offset + tensor.offset, tensor.nbytes) for tensor in extent.tensors})
+    return index
+
+
+def as_value(value: ir.Value) -> Value:
+    """The manifest's description of `value`. Raises BuildError if its type is unknown or not a tensor's."""
+    dtype = value.dtype
+    if value.name is None or dtype is None or not isinstance(value.type, ir.TensorType):
+        raise BuildError(
+            f"the type of {value.name!r} is not known or not a tensor's", remedy="give the model types, or simplify it"
+        )
+    dims = None if value.shape is None else tuple(d if isinstance(d, int) else d.value or None for d in value.shape)
+    return Value(name=value.name, dtype=word(dtype), shape=dims)
+
+
+def word(dtype: ir.DataType) -> str:
+    """The manifest's word for `dtype`."""
+    return _WORDS.get(dtype, dtype.name.lower())
