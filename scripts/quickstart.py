@@ -1,8 +1,8 @@
 """Reads a line of text with an OCR model in less memory than half of its weights, after scripts/quickstart.sh.
 
-Builds the chain of configs/quickstart.yaml unless it is there, runs it in a process of its own within the budget, and
-compares with the uncut model. Words for people first; the last line of standard output is one JSON object. The exit
-status is the command line's.
+Builds the chain of configs/quickstart.yaml unless it is there as that file has it, runs it in a process of its own
+within the budget, and compares with the uncut model. Words for people first; the last line of standard output is one
+JSON object. The exit status is the command line's.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "configs" / "quickstart.yaml"
 IMAGE = ROOT / "docs" / "line.png"
+BUILT = ".quickstart.json"  # beside the chains
 RUNS = 20
 
 Array = np.ndarray[Any, Any]
@@ -38,7 +39,7 @@ def main() -> int:
     settings = config.load(CONFIG)
     model = settings.model(None)
     onnx = config.resolve_model(model.onnx)
-    chain = build_if_needed(settings, model, onnx)
+    chain = build_if_needed(model, ROOT / settings.deployment.repository)
     pixels = read_image(image, chain.inputs[0])
     budget = settings.deployment.memory_budget
     measured, output = run_in_own_process(settings, model, pixels)
@@ -57,30 +58,43 @@ def main() -> int:
     return 0
 
 
-def build_if_needed(settings: Config, model: Model, onnx: Path) -> Any:
-    """The manifest of the model's chain, built now unless one that fits this machine is there."""
+def build_if_needed(model: Model, repository: Path) -> Any:
+    """The manifest of the model's chain, built now unless the newest one was built here in the same way."""
     import trt_layering as tl
+    from trt_layering.terminal import Progress
+
+    wanted = model.for_build()
+    chain = built_before(wanted, repository)
+    if chain is not None:
+        return chain
+    print(f"building {model.name} from {wanted['model'].name} ...", flush=True)
+    with Progress(sys.stderr) as progress:
+        built = tl.build(**wanted, repository=repository, progress=progress)
+    (repository / BUILT).write_text(as_text(wanted, built.path), encoding="utf-8")
+    return built.manifest
+
+
+def built_before(wanted: dict[str, Any], repository: Path) -> Any:
+    """The manifest of the newest chain, if it fits this machine and this program built it as `wanted`; else None."""
     from trt_layering import backends
-    from trt_layering.cli import Progress
     from trt_layering.errors import StoreError
     from trt_layering.store.manifest import file_digest, read_manifest, resolve
 
-    repository = ROOT / settings.deployment.repository
     try:
-        chain = read_manifest(resolve(repository, model.name))
+        folder = resolve(repository, wanted["name"])
+        if (repository / BUILT).read_text(encoding="utf-8") != as_text(wanted, folder):
+            return None
+        chain = read_manifest(folder)
         runtime = backends.runtime(chain.backend.name)
-        here = (runtime.version(), runtime.fingerprint(), file_digest(onnx), int(model.block_size))
-        if here == (chain.backend.version, chain.backend.fingerprint, chain.source_digest, chain.block_size):
-            return chain
-    except StoreError:
-        pass
-    print(f"building {model.name} from {onnx.name} ...", flush=True)
-    with Progress(sys.stderr) as progress:
-        built = tl.build(
-            onnx, name=model.name, repository=repository, backend=model.backend, block_size=int(model.block_size),
-            shapes={name: shape.for_build() for name, shape in model.shapes.items()}, progress=progress,
-        )  # fmt: skip
-    return built.manifest
+    except (StoreError, OSError, UnicodeDecodeError):
+        return None
+    here = (runtime.version(), runtime.fingerprint(), file_digest(wanted["model"]))
+    return chain if here == (chain.backend.version, chain.backend.fingerprint, chain.source_digest) else None
+
+
+def as_text(wanted: dict[str, Any], folder: Path) -> str:
+    """What was built, how and where, for the note that is compared the next time."""
+    return json.dumps({"folder": folder.name, **wanted}, default=str, indent=1)
 
 
 def read_image(file: Path, value: Any) -> Array:

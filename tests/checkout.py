@@ -10,7 +10,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 _NOT_IN_GIT = (
-    ".git", ".venv", ".bench", ".*_cache", "__pycache__", "*.egg-info", ".hypothesis", "build", "dist", "[1-9]*", ".build-*"
+    ".git", ".venv", ".bench", ".*_cache", "__pycache__", "*.egg-info", ".hypothesis", "build", "dist", "[1-9]*",
+    ".build-*"
 )  # fmt: skip
 
 

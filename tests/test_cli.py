@@ -144,6 +144,24 @@ class TestVerbs:
         status, told = as_json(capfd, *words)
         assert (status, told["passed"]) == (1, False)
 
+    def test_verify_of_a_version(self, capfd, model, tmp_path):
+        """Version 1 is of the model, version 2 of another one."""
+        other = onnx.load(model)
+        weight = other.graph.initializer[2]
+        weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * np.float32(1.01), weight.name))
+        onnx.save(other, tmp_path / "other.onnx")
+        place = ("--name", "m", "--repository", tmp_path, "--shape", "x:0:2x128")
+        for source in (model, tmp_path / "other.onnx"):
+            assert as_json(capfd, "build", source, *place)[0] == 0
+        words = ("verify", "m", "--repository", tmp_path, "--onnx", model)
+        assert as_json(capfd, *words, "--chain-version", 1)[0] == 0
+        assert as_json(capfd, *words)[0] == as_json(capfd, *words, "--chain-version", 2)[0] == 1
+
+    def test_verify_says_one_line(self, repository, model):
+        done = command("verify", "four-layers", "--repository", repository, "--onnx", model)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert [line.startswith("four-layers agrees with") for line in done.stdout.splitlines()] == [True]
+
     def test_inspect(self, capfd, repository, model):
         status, chain = as_json(capfd, "inspect", "four-layers", "--repository", repository)
         assert (status, chain["kind"], len(chain["blocks"])) == (0, "chain", 4)
@@ -200,6 +218,26 @@ class TestConfiguration:
         assert told["stats"]["budget_bytes"] == 32 << 20
         assert as_json(capfd, "verify", config, "--name", "a")[1]["passed"]
 
+    def test_verify_reads_as_the_file_says(self, capfd, config, monkeypatch):
+        from trt_layering import verification
+        from trt_layering.runtime.loader import LoaderOptions
+
+        assert as_json(capfd, "build", config, "--name", "a")[0] == 0
+        real, asked = verification.open_chain, []
+        monkeypatch.setattr(verification, "open_chain", lambda *a, **k: asked.append(k["loader"]) or real(*a, **k))
+        assert as_json(capfd, "verify", config, "--name", "a")[0] == 0
+        assert asked == [LoaderOptions(direct_io="never", read_size=4 << 20)]
+
+    @pytest.mark.parametrize(("key", "word"), [("backend", "tensorrt"), ("precision", "fp16")])
+    def test_what_cannot_be_had_yet(self, capfd, model, tmp_path, key, word):
+        file = tmp_path / "later.yaml"
+        file.write_text(f"models: [{{name: a, onnx: {model}, {key}: {word}}}]\n")
+        for words in (["build", file], ["build", model, f"--{key}", word]):
+            status, told = as_json(capfd, *words, "--repository", tmp_path)
+            assert status == 2
+            assert told["error"]["what"] == f"{key} {word} is not written yet"
+            assert told["error"]["remedy"].startswith(f"say {key} ")
+
     def test_a_model_must_be_chosen(self, capfd, config):
         status, told = as_json(capfd, "run", config)
         assert status == 2
@@ -235,12 +273,17 @@ class TestMistakes:
             (["run", "four-layers", "--input", "in.npy"], 2, "float64"),
             (["run", "four-layers", "--shape", "x:0:2x5"], 2, "128"),
             (["run", "four-layers", "--output", "out.txt"], 2, ".npz"),
+            (["run", "four-layers", "--output", "none/out.npz"], 2, "no folder 'none'"),
+            (["run", "four-layers", "--seed", "-1"], 2, "--seed"),
+            (["run", "four-layers", "--seed", "one"], 2, "--seed"),
             (["run", "four-layers", "--budget", "4KiB"], 3, "floor"),
             (["run", "nobody"], 4, "nobody"),
             (["run", "four-layers", "--chain-version", "9"], 4, "9"),
             (["run", "../four-layers"], 2, "four-layers"),
             (["verify", "four-layers"], 2, "--onnx"),
-            (["verify", "four-layers", "--onnx", "none.onnx"], 1, "none.onnx"),
+            (["verify", "four-layers", "--onnx", "none.onnx"], 1, "the model cannot be read"),
+            (["verify", "four-layers", "--onnx", "words.onnx"], 1, "not an ONNX model"),
+            (["verify", "four-layers", "--onnx", "m.onnx", "--seed", "-1"], 2, "--seed"),
             (["inspect", "nobody"], 4, "nobody"),
             (["inspect", "words.onnx"], 1, "words.onnx"),
             (["inspect", "in.npy"], 2, "no file of a chain"),
@@ -263,6 +306,23 @@ class TestMistakes:
         got, told = as_json(capfd, *words)
         assert got == told["status"] == status
         assert told["error"]["what"] in err
+
+    def test_an_output_file_is_refused_before_any_run(self, capfd, repository, monkeypatch):
+        from trt_layering.runtime.chain import Chain
+
+        monkeypatch.setattr(Chain, "run", lambda *_: pytest.fail("it ran"))
+        for file in ("out.txt", "none/out.npz"):
+            assert as_json(capfd, *run_words(repository, "--output", file))[0] == 2
+
+    def test_libraries_do_not_speak_before_the_error(self, model, tmp_path):
+        """onnx_ir logs a warning about an output that no node gives."""
+        broken = onnx.load(model)
+        broken.graph.output[0].name = "nowhere"
+        onnx.save(broken, tmp_path / "broken.onnx")
+        done = command("build", tmp_path / "broken.onnx", "--repository", tmp_path)
+        assert done.returncode == 1
+        assert done.stderr.startswith("error: ")
+        assert "nowhere" in done.stderr
 
     def test_a_damaged_store(self, capfd, repository, tmp_path):
         copy = tmp_path / "engines"
@@ -375,23 +435,6 @@ class TestProcesses:
 
 
 class TestProgress:
-    def test_a_line_every_few_seconds(self, monkeypatch):
-        clock = iter([0.0, 1.0, 2.9, 3.1, 3.1, 4.0, 6.5, 6.5])
-        monkeypatch.setattr(cli.time, "monotonic", lambda: next(clock))
-        stream = io.StringIO()
-        with cli.Progress(stream) as progress:
-            for done in range(1, 6):
-                progress("weights", done, 5)
-        assert stream.getvalue() == "weights:  60%\nweights: 100%\n"
-
-    def test_unknown_totals(self, monkeypatch):
-        clock = iter([0.0, 5.0, 5.0])
-        monkeypatch.setattr(cli.time, "monotonic", lambda: next(clock))
-        stream = io.StringIO()
-        with cli.Progress(stream) as progress:
-            progress("weights", 7, 0)
-        assert stream.getvalue() == "weights: 7\n"
-
     def test_bars_on_a_terminal(self, model, tmp_path):
         leader, follower = pty.openpty()
         done = command(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from contextlib import suppress
 from pathlib import Path
 
@@ -9,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trt_layering.config import Loader, Model, Size, load, resolve_model
-from trt_layering.errors import ConfigError, ModelError
+from trt_layering.config import Loader, Model, ReadSize, Size, load, resolve_model
+from trt_layering.errors import ConfigError, ModelError, UsageError
 from trt_layering.shapes import ShapeRange
 
 GOOD = """\
@@ -43,7 +44,7 @@ def test_everything_is_read(write):
     deployment = load(write(GOOD)).deployment
     assert deployment.repository == "here"
     assert deployment.memory_budget == 96 << 20
-    assert deployment.loader == Loader(direct_io="never", threads=3, read_size=Size(8 << 20), verify="always")
+    assert deployment.loader == Loader(direct_io="never", threads=3, read_size=ReadSize(8 << 20), verify="always")
     varying = ShapeRange((1, 1, 64, 32), (1, 1, 64, 160), (1, 1, 64, 320))
     fixed = ShapeRange((2, 3), (2, 3), (2, 3))
     assert deployment.models == (
@@ -65,6 +66,28 @@ def test_loader_defaults_are_the_runtimes():
     assert ours.read_size == theirs.read_bytes
 
 
+def test_the_arguments_of_a_build(write):
+    """All that `build` takes but where, and each as the file says."""
+    from trt_layering.building import build
+
+    first, other = load(write(GOOD)).deployment.models
+    assert set(first.for_build()) == set(inspect.signature(build).parameters) - {"repository", "progress"}
+    assert first.for_build() == {
+        "model": Path("models/ocr.onnx"), "name": "ocr", "backend": "onnxruntime", "precision": "fp32",
+        "block_size": 4 << 20, "optimise": True, "split": True, "memory": 1 << 30,
+        "shapes": {"input1": {"min": (1, 1, 64, 32), "opt": (1, 1, 64, 160), "max": (1, 1, 64, 320)}, "b:0": (2, 3)},
+    }  # fmt: skip
+    built = other.for_build()
+    assert (built["optimise"], built["split"], built["memory"], built["shapes"]) == (False, False, 2 << 30, {})
+
+
+@pytest.mark.parametrize("later", [{"backend": "tensorrt"}, {"precision": "fp16"}])
+def test_what_cannot_be_built_yet(later):
+    with pytest.raises(UsageError, match="is not written yet") as caught:
+        Model(name="a", onnx="b", **later).for_build()
+    assert caught.value.remedy
+
+
 @pytest.mark.parametrize(
     ("old", "new", "line", "field", "words"),
     [
@@ -78,7 +101,16 @@ def test_loader_defaults_are_the_runtimes():
         ("threads: 3", "threads: three", 3, "loader.threads", "Expected a whole number, got text"),
         ("threads: 3", "threads: 0", 3, "loader.threads", ">= 1"),
         ("direct_io: never", "direct_io: off", 3, "loader.direct_io", "choose one of auto, always, never"),
-        ("backend: onnxruntime", "backend: trt", 7, "models[0].backend", "choose one of auto, onnxruntime, tensorrt"),
+        (
+            "backend: onnxruntime",
+            "backend: trt",
+            7,
+            "models[0].backend",
+            "choose one of auto, onnxruntime, tensorrt (not yet)",
+        ),
+        ("read_size: 8MiB", "read_size: 5000", 3, "loader.read_size", "5000 is no multiple of 4096 bytes"),
+        ("read_size: 8MiB", "read_size: 5kB", 3, "loader.read_size", "'5kB' is no multiple of 4096 bytes"),
+        ("read_size: 8MiB", "read_size: [4]", 3, "loader.read_size", "Expected a size"),
         ("opt: 1x1x64x160", "opt: 1x1x64x999", 10, "models[0].shapes.input1", "out of order"),
         ("opt: 1x1x64x160", "opt: 1x1", 10, "models[0].shapes.input1", "differ in rank"),
         ("opt: 1x1x64x160, ", "", 10, "models[0].shapes.input1", "lacks opt"),

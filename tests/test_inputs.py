@@ -73,6 +73,11 @@ def test_shapes_that_do_not_fit(shapes, words):
     assert words in str(caught.value)
 
 
+def test_a_seed_below_zero():
+    with pytest.raises(InputError, match="0 or more, not -1"):
+        seeded([X], {}, -1)
+
+
 def test_what_cannot_be_made():
     with pytest.raises(InputError, match="does not say what shape"):
         seeded([Value(name="v", dtype="float32", shape=None)], {}, 0)

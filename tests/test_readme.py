@@ -90,10 +90,18 @@ def test_the_configuration_shown_has_every_key_and_the_defaults(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("page", ["README.md", "engines/README.md"])
+PAGES = [checkout.ROOT / "README.md", checkout.ROOT / "engines" / "README.md", *checkout.ROOT.glob("docs/*.md")]
+
+
+def links(page: Path) -> list[str]:
+    return re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
+
+
+def test_pages_have_links():
+    assert {"README.md", "architecture.md"} <= {page.name for page in PAGES if links(page)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(checkout.ROOT)))
 def test_links_lead_somewhere(page):
-    path = checkout.ROOT / page
-    links = re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8"))
-    assert links
-    missing = [link for link in links if "://" not in link and not (path.parent / link).exists()]
+    missing = [link for link in links(page) if "://" not in link and not (page.parent / link).exists()]
     assert missing == []

@@ -84,8 +84,10 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="MODEL.onnx|CONFIG.yaml", help="a model, or a deployment of models")
     parser.add_argument("--name", metavar="N", help="the chain's name (default: the file's); or which of CONFIG.yaml")
     _add_repository(parser)
-    parser.add_argument("--backend", choices=("auto", "onnxruntime", "tensorrt"), help="(default: auto)")
-    parser.add_argument("--precision", choices=("fp32", "fp16"), help="(default: fp32)")
+    parser.add_argument(
+        "--backend", choices=("auto", "onnxruntime", "tensorrt"), help="not yet: tensorrt (default: auto)"
+    )
+    parser.add_argument("--precision", choices=("fp32", "fp16"), help="not yet: fp16 (default: fp32)")
     parser.add_argument("--block-size", metavar="SIZE", help="how large a block may be (default: 16MiB)")
     parser.add_argument("--memory", metavar="SIZE", help="what the build may take itself (default: 1GiB)")
     parser.add_argument("--no-optimise", action="store_true", help="bit-identical to the model as it is, but slower")
@@ -102,7 +104,7 @@ def _add_inputs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mean", default="0", metavar="M", help=words)
     parser.add_argument("--std", default="1", metavar="S", help="see --mean; like 0.229,0.224,0.225 (default: 1)")
     _add_shape(parser, ("--shape", "--shapes"), "of random inputs, and of images where the model leaves it open")
-    parser.add_argument("--seed", type=int, default=0, help="of random inputs (default: 0)")
+    parser.add_argument("--seed", type=_natural, default=0, help="of random inputs (default: 0)")
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
@@ -119,7 +121,10 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 def _add_verify(parser: argparse.ArgumentParser) -> None:
     _add_chain(parser)
     parser.add_argument("--onnx", metavar="MODEL.onnx", help="the uncut model (CONFIG.yaml has it already)")
-    words = "largest difference that passes, as a part of the largest output (default: 1e-5); 0: bit for bit"
+    words = (
+        "largest difference of an output that passes, as a part of its largest value; 0: bit for bit "
+        "(default: what the build allowed: 1e-5, with --no-optimise 0, or 1e-6 where weights were split)"
+    )
     parser.add_argument("--tolerance", type=float, metavar="T", help=words)
     _add_inputs(parser)
 
@@ -257,6 +262,12 @@ def config_of(target: str) -> Config | None:
     from trt_layering.config import load
 
     return load(target)
+
+
+def _natural(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a whole number of 0 or more, not {text!r}")
+    return int(text)
 
 
 def _size(text: str | None, flag: str, kind: Callable[[int], int]) -> int | None:

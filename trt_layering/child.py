@@ -9,6 +9,7 @@ import ctypes
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ from trt_layering import errors
 Feeds = dict[str, np.ndarray[Any, Any]]
 Work = Callable[[dict[str, Any]], Any]
 _M_MMAP_THRESHOLD = -3
+_PR_SET_PDEATHSIG = 1
 
 
 def call(work: Work, task: Mapping[str, Any]) -> Any:
@@ -55,18 +57,38 @@ def main() -> None:
     standard error."""
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    _end_with_the_parent()
     _offer_to_the_kernel()
     _return_memory_at_once()
     module, _, name = sys.argv[1].partition(":")
     work = getattr(importlib.import_module(module), name)
     try:
         print(json.dumps({"result": work(json.load(sys.stdin))}), file=answer)
+    except (OSError, MemoryError) as error:
+        print(json.dumps(_as_ours(error)), file=answer)
+        sys.exit(1)
     except errors.LayeringError as error:
         kind = "BuildError" if isinstance(error, errors.BudgetError) else type(error).__name__
         print(
             json.dumps({"error": kind, "what": error.what, "where": error.where, "remedy": error.remedy}), file=answer
         )
         sys.exit(error.exit_status)
+
+
+def _as_ours(error: OSError | MemoryError) -> dict[str, str]:
+    if isinstance(error, MemoryError):
+        remedy = "build with less --memory, or stop other programs"
+        return {"error": "MemoryLimitError", "what": "memory ran out", "where": "checking the chain", "remedy": remedy}
+    remedy = "free some space, or name a --repository on another drive"
+    what, where = f"the disk refused: {error.strerror or error}", str(error.filename or "checking the chain")
+    return {"error": "BuildError", "what": what, "where": where, "remedy": remedy}
+
+
+def _end_with_the_parent() -> None:
+    """Nobody would take the answer, and the folder would be in the way of the next build."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _offer_to_the_kernel() -> None:

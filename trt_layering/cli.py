@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import os
 import statistics
 import sys
@@ -17,13 +18,13 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from trt_layering import arguments
 from trt_layering.errors import LayeringError, UsageError
 from trt_layering.shapes import format_shape
 from trt_layering.table import columns
-from trt_layering.terminal import Result, Terminal, explain, leave_quietly
+from trt_layering.terminal import Progress, Result, Terminal, explain, leave_quietly
 from trt_layering.units import format_size
 
 if TYPE_CHECKING:
@@ -35,13 +36,13 @@ if TYPE_CHECKING:
 
 
 _INTERRUPTED = 130
-_NOBODY_READS = 141
-_SECONDS_BETWEEN_LINES = 3.0
+_SILENT = logging.NullHandler()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status; `argv` is without the program's name, None for the process's own."""
     words = list(sys.argv[1:] if argv is None else argv)
+    logging.getLogger("onnx_ir").addHandler(_SILENT)  # what it warns of is an error of ours, or does not matter
     terminal = Terminal(as_json="--json" in words)
     try:
         with terminal.only_results_on_stdout():
@@ -79,40 +80,6 @@ def _flushed(code: object) -> int:
     return code if isinstance(code, int) else 0
 
 
-class Progress:
-    """Shows how far long work is, called with stage, done, total: bars on a terminal, else a line every few seconds."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._bars: Any = None
-        self._tasks: dict[str, Any] = {}
-        self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
-
-    def __enter__(self) -> Progress:
-        if self._stream.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-            parts = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-            self._bars = Progress(*parts, console=Console(file=self._stream))
-            self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bars is not None:
-            self._bars.stop()
-
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        if self._bars is not None:
-            if stage not in self._tasks:
-                self._tasks[stage] = self._bars.add_task(stage, total=total or None)
-            self._bars.update(self._tasks[stage], completed=done, total=total or None)
-        elif time.monotonic() >= self._next_line:
-            share = f"{done / total:4.0%}" if total else f"{done}"
-            print(f"{stage}: {share}", file=self._stream, flush=True)
-            self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
-
-
 def build(options: argparse.Namespace) -> Result:
     """Build the chain of one ONNX file, or of every model of a deployment (with --name: of that one)."""
     repository, models = arguments.models_to_build(options)
@@ -139,16 +106,10 @@ def _share_thread_pool(options: argparse.Namespace) -> None:
 
 def _build(model: Model, repository: str) -> dict[str, Any]:
     import trt_layering as tl
-    from trt_layering.config import resolve_model
 
     begin = time.monotonic()
     with Progress(sys.stderr) as progress:
-        built = tl.build(
-            resolve_model(model.onnx), name=model.name, repository=repository, backend=model.backend,
-            block_size=int(model.block_size), precision=model.precision,
-            shapes={name: shape.for_build() for name, shape in model.shapes.items()} or None,
-            optimise=model.optimise, split=model.split, memory=int(model.build_memory), progress=progress,
-        )  # fmt: skip
+        built = tl.build(**model.for_build(), repository=repository, progress=progress)
     manifest, path = built.manifest, Path(built.path)
     return {
         "name": model.name, "version": int(path.name), "path": str(path), "seconds": time.monotonic() - begin,
@@ -171,6 +132,7 @@ def run(options: argparse.Namespace) -> Result:
     with tl.open_chain(
         target.name, repository=target.repository, budget=target.budget, version=target.version, loader=loader
     ) as chain:
+        output = _output_file(options.output, len(chain.outputs))
         feeds = _feeds(options, chain.inputs)
         seconds = []
         with Progress(sys.stderr) as progress:
@@ -180,8 +142,8 @@ def run(options: argparse.Namespace) -> Result:
                 seconds.append(time.perf_counter() - begin)
                 progress("runs", done + 1, options.iterations)
         stats = chain.stats()
-    if options.output:
-        _write(Path(options.output), outputs)
+    if output is not None:
+        _write(output, outputs)
     return _ran(target.name, outputs, seconds, stats, meter.peak_rss_bytes())
 
 
@@ -228,6 +190,18 @@ def _summary(array: np.ndarray[Any, Any]) -> dict[str, Any]:
     return told
 
 
+def _output_file(text: str | None, outputs: int) -> Path | None:
+    """Where `outputs` arrays are to go; UsageError where they cannot."""
+    if text is None:
+        return None
+    path = Path(text)
+    if path.suffix != ".npz" and (path.suffix != ".npy" or outputs != 1):
+        raise UsageError(f"cannot write {outputs} outputs to {path.name!r}", remedy="name a .npz file")
+    if not path.parent.is_dir():
+        raise UsageError(f"there is no folder {str(path.parent)!r}", where=text, remedy="make it, or name another")
+    return path
+
+
 def _write(path: Path, outputs: Mapping[str, np.ndarray[Any, Any]]) -> None:
     """All outputs as a .npz, or the only one as a .npy; plain arrays, no pickles."""
     import zipfile
@@ -235,15 +209,13 @@ def _write(path: Path, outputs: Mapping[str, np.ndarray[Any, Any]]) -> None:
     import numpy as np
 
     plain = {name: array.astype(str) if array.dtype.kind == "O" else array for name, array in outputs.items()}
-    if path.suffix == ".npy" and len(plain) == 1:
+    if path.suffix == ".npy":
         np.save(path, next(iter(plain.values())), allow_pickle=False)
-    elif path.suffix == ".npz":
-        with zipfile.ZipFile(path, "w") as archive:
-            for name, array in plain.items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                    np.lib.format.write_array(entry, np.ascontiguousarray(array), allow_pickle=False)
-    else:
-        raise UsageError(f"cannot write {len(plain)} outputs to {path.name!r}", remedy="name a .npz file")
+        return
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in plain.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, np.ascontiguousarray(array), allow_pickle=False)
 
 
 def verify(options: argparse.Namespace) -> Result:
@@ -258,12 +230,10 @@ def verify(options: argparse.Namespace) -> Result:
 
     _share_thread_pool(options)
     manifest = read_manifest(resolve(Path(target.repository), target.name, target.version))
-    asked = {} if options.tolerance is None else {"tolerance": options.tolerance}
-    if options.input or options.shape:
-        asked["feeds"] = _feeds(options, manifest.inputs)
     found = tl.verify(
         target.name, onnx=resolve_model(onnx), repository=target.repository, budget=target.budget,
-        seed=options.seed, **asked,
+        version=target.version, loader=tl.LoaderOptions(**target.loader), tolerance=options.tolerance,
+        feeds=_feeds(options, manifest.inputs) if options.input or options.shape else None, seed=options.seed,
     )  # fmt: skip
     data = {
         "name": target.name, "onnx": str(onnx), "passed": found.passed, "max_abs_diff": found.max_abs_diff,

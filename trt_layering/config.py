@@ -1,7 +1,7 @@
 """YAML deployments as typed values: which models, where they are built, in how much memory.
 
-May import errors, shapes and units. Anything in a file that is unknown, misspelt, of the wrong type or out of range
-raises ConfigError with file, line and field; nothing is guessed and nothing is ignored.
+May import errors, shapes, units and the page size. Anything in a file that is unknown, misspelt, of the wrong type or
+out of range raises ConfigError with file, line and field; nothing is guessed and nothing is ignored.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ import yaml
 
 from trt_layering.errors import ConfigError, ModelError, UsageError
 from trt_layering.shapes import ShapeRange
+from trt_layering.store.manifest import PAGE
 from trt_layering.units import format_size, parse_size
 
 _FILE_LIMIT = 1 << 20
 _PACKAGE = "package:"
 _NAME = r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}\Z"
 _EXAMPLES = "see configs/ for examples"
+_NOT_YET = {"tensorrt": "auto or onnxruntime", "fp16": "fp32"}
+"""Words that are known and cannot be had yet, and what to say instead."""
 _PLAIN_WORDS = {
     "`object`": "a mapping",
     "`array`": "a list",
@@ -42,6 +45,10 @@ class Size(int):
         return format_size(int(self))
 
 
+class ReadSize(Size):
+    """Bytes of one read, whole pages as reading past the page cache needs them."""
+
+
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     pass
 
@@ -51,7 +58,7 @@ class Loader(_Section, frozen=True):
 
     direct_io: Literal["auto", "always", "never"] = "auto"
     threads: Annotated[int, msgspec.Meta(ge=1, le=64)] = 2
-    read_size: Size = Size(4 << 20)
+    read_size: ReadSize = ReadSize(4 << 20)
     verify: Literal["first", "always", "never"] = "first"
 
 
@@ -70,6 +77,21 @@ class Model(_Section, frozen=True):
     optimise: bool = True
     split: bool = True
     build_memory: Size = Size(1 << 30)
+
+    def for_build(self) -> dict[str, Any]:
+        """The arguments that `build` takes, all but the repository. UsageError for what cannot be built yet, ModelError
+        for a package's file that is not installed."""
+        for key in ("backend", "precision"):
+            word = getattr(self, key)
+            if word in _NOT_YET:
+                remedy = f"say {key} {_NOT_YET[word]}"
+                raise UsageError(f"{key} {word} is not written yet", where=f"model {self.name!r}", remedy=remedy)
+        return {
+            "model": resolve_model(self.onnx), "name": self.name, "backend": self.backend,
+            "precision": self.precision, "block_size": int(self.block_size),
+            "shapes": {name: shape.for_build() for name, shape in self.shapes.items()},
+            "optimise": self.optimise, "split": self.split, "memory": int(self.build_memory),
+        }  # fmt: skip
 
 
 class Deployment(_Section, frozen=True):
@@ -171,13 +193,20 @@ def resolve_model(onnx: str) -> Path:
 def _decode(kind: type, value: object) -> object:
     """msgspec's hook for our own types; it adds the field to a ValueError, so that is what it gets."""
     try:
-        if kind is Size and isinstance(value, (int, str)):
-            return Size(parse_size(value))
+        if issubclass(kind, Size) and isinstance(value, (int, str)):
+            return _sized(kind, value)
         if kind is ShapeRange:
             return ShapeRange.parse(value)
     except UsageError as error:
         raise ValueError(f"{error.what}; {error.remedy}") from None
     raise ValueError(f"Expected a size, got {value!r}; write it like 96MiB, or as bytes")
+
+
+def _sized(kind: type[Size], value: int | str) -> Size:
+    size = kind(parse_size(value))
+    if kind is ReadSize and size % PAGE:
+        raise UsageError(f"{value!r} is no multiple of {PAGE} bytes", remedy="write it like 4MiB")
+    return size
 
 
 def _words(value: object) -> str:
@@ -251,7 +280,8 @@ class _Document:
         what, _, remedy = what.partition("; ")
         choices = _choices_at(place)
         if choices:
-            remedy = f"choose one of {', '.join(choices)}"
+            words = (f"{word} (not yet)" if word in _NOT_YET else word for word in choices)
+            remedy = f"choose one of {', '.join(words)}"
         if "matching regex" in what:
             what = "a name has letters, digits, '.', '_' and '-', 128 at most, and no '.' in front"
         for word, plain in _PLAIN_WORDS.items():

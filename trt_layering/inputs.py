@@ -47,8 +47,11 @@ def seeded(values: Sequence[Value], shapes: Mapping[str, Sequence[int]], seed: i
 
     Floats are standard normal; integers 0 or 1, so that they are valid indices and masks; text is "0" or "1". `shapes`
     gives the sizes of unknown dims; those it does not give are 1 in front and 64 elsewhere, and one symbol has one size
-    everywhere. InputError if a shape does not fit its input, or an input's rank is unknown and not given.
+    everywhere. InputError if a shape does not fit its input, an input's rank is unknown and not given, or the seed is
+    below zero.
     """
+    if seed < 0:
+        raise InputError(f"the seed must be 0 or more, not {seed}", where="seed", remedy="give one that is, or none")
     return {
         value.name: _random(value, shape, np.random.default_rng([seed, zlib.crc32(value.name.encode())]))
         for value, shape in zip(values, concrete_shapes(values, shapes), strict=True)

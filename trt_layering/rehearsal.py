@@ -72,7 +72,8 @@ def _run(task: Mapping[str, Any]) -> dict[str, Any]:
         meter.reset_peak()
         chain.start()
         outputs = [_repeat(partial(chain.observe, feeds, observe)) for feeds in reversed(trials)][::-1]
-        total = max(0, meter.peak_rss_bytes() - base - needs.engines - chain.stats()["arena_bytes"])
+        held = sum(array.nbytes for array in outputs[-1].values())  # by a caller, while the next sweep runs
+        total = max(0, meter.peak_rss_bytes() + held - base - needs.engines - chain.stats()["arena_bytes"])
         stats = chain.stats()
     finally:
         chain.close()

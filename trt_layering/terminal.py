@@ -1,6 +1,7 @@
-"""What the command line prints and where: results, errors in words, and the one object of --json.
+"""What the command line prints and where: results, errors in words, the one object of --json, and progress.
 
-May import errors. Errors that are none of ours become one; a reader who has gone is no error.
+May import errors; rich where progress is shown on a terminal. Errors that are none of ours become one; a reader who has
+gone is no error.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ import json
 import math
 import os
 import sys
+import threading
+import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TextIO
 
 from trt_layering.errors import BudgetError, LayeringError, MemoryLimitError
 
 NOBODY_READS = 141
+_SECONDS_BETWEEN_LINES = 3.0
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,68 @@ def explain(error: Exception) -> LayeringError:
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     remedy = "please report it with the command; TRT_LAYERING_TRACEBACK=1 before the command shows more"
     return LayeringError(f"a fault of trt-layering itself: {type(error).__name__}: {error}", where=where, remedy=remedy)
+
+
+class Stop(Protocol):
+    """What `Progress` needs of a threading.Event."""
+
+    def set(self) -> None: ...
+    def wait(self, timeout: float) -> bool: ...
+
+
+class Progress:
+    """Shows how far long work is, called with stage, done, total: bars on a terminal, else a line every few seconds,
+    whether or not it is called meanwhile. The lines come from a thread of its own, from enter to exit."""
+
+    def __init__(
+        self, stream: TextIO, *, stop: Stop | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`stop` and `clock` are replaced by tests."""
+        self._stream = stream
+        self._stop = stop or threading.Event()
+        self._clock = clock
+        self._begin = clock()
+        self._latest = ("at work", 0, 0)
+        self._bars: Any = None
+        self._tasks: dict[str, Any] = {}
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Progress:
+        if self._stream.isatty():
+            self._start_bars()
+        else:
+            self._thread = threading.Thread(target=self._print_lines, name="progress", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._bars is not None:
+            self._bars.stop()
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        self._latest = (stage, done, total)
+        if self._bars is not None:
+            if stage not in self._tasks:
+                self._tasks[stage] = self._bars.add_task(stage, total=total or None)
+            self._bars.update(self._tasks[stage], completed=done, total=total or None)
+
+    def _start_bars(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+        parts = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+        self._bars = Progress(*parts, console=Console(file=self._stream))
+        self._bars.start()
+
+    def _print_lines(self) -> None:
+        with contextlib.suppress(OSError, ValueError):  # nobody reads them
+            while not self._stop.wait(_SECONDS_BETWEEN_LINES):
+                stage, done, total = self._latest
+                share = f" {done / total:.0%}" if total else f" {done}" if done else ""
+                print(f"{stage}:{share} after {self._clock() - self._begin:.0f} s", file=self._stream, flush=True)
 
 
 class Terminal:

@@ -1,12 +1,13 @@
 """A built chain beside the uncut model, by Polygraphy's runner and comparator.
 
-May import the runtime, polygraphy and onnxruntime. Raises what opening and running raise; a difference is no error but
-a result.
+May import the graph, the runtime, polygraphy and onnxruntime. Raises what opening and running raise, and ModelError
+where the model is none or not the one for this chain; a difference is no error but a result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,12 @@ import onnxruntime as ort
 
 from trt_layering import inputs
 from trt_layering.backends.onnxruntime.runtime import PROVIDERS, reported
-from trt_layering.compare import TOLERANCE, difference
-from trt_layering.errors import ModelError
-from trt_layering.runtime.chain import Chain, open_chain
+from trt_layering.compare import difference
+from trt_layering.errors import BackendError, ModelError
+from trt_layering.graph.model import open_model
+from trt_layering.runtime.chain import open_chain
+from trt_layering.runtime.loader import LoaderOptions
+from trt_layering.store.manifest import Chain
 
 Array = np.ndarray[Any, Any]
 
@@ -26,7 +30,7 @@ Array = np.ndarray[Any, Any]
 @dataclass(frozen=True)
 class Verification:
     """How the chain compared: over all outputs the largest absolute difference and the largest absolute output of the
-    uncut model; `passed` as Polygraphy's comparator judged; `per_output` the largest difference of each."""
+    uncut model; `passed` as Polygraphy's comparator judged each output; `per_output` the largest difference of each."""
 
     passed: bool
     max_abs_diff: float
@@ -40,35 +44,70 @@ def verify(
     *,
     repository: str | Path = "engines",
     budget: int | str | None = None,
+    version: int | None = None,
+    loader: LoaderOptions | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     feeds: Mapping[str, Array] | None = None,
-    tolerance: float = TOLERANCE,
+    tolerance: float | None = None,
     seed: int = 0,
 ) -> Verification:
     """Run chain `name` and the model `onnx` on the same inputs: `feeds`, or seeded ones at `shapes`.
 
     The model runs uncut in ONNX Runtime with the optimisation that the chain was built with, or none. The largest
-    difference allowed is `tolerance` as a part of the largest absolute output; 0 wants them bit for bit alike. The
-    uncut model is in memory as a whole meanwhile. Raises ModelError where the model is not the one for these inputs.
+    difference allowed in each output is `tolerance` as a part of that output's largest absolute value, by default what
+    the build allowed; 0 wants them bit for bit alike. The uncut model is in memory as a whole meanwhile. `version` and
+    `loader` are those of `open_chain`. Raises ModelError where the model is not the one for this chain.
     """
-    with open_chain(name, repository=repository, budget=budget) as chain:
-        asked = feeds or inputs.seeded(chain.inputs, shapes or chain.manifest.memory.shapes, seed)
+    model = Path(onnx)
+    ends = _ends(model)
+    with open_chain(name, repository=repository, budget=budget, version=version, loader=loader) as chain:
+        manifest = chain.manifest
+        _require_same_ends(model, ends, manifest)
+        asked = feeds or inputs.seeded(chain.inputs, shapes or manifest.memory.shapes, seed)
         got = chain.run(asked)
-        wanted = _uncut(Path(onnx), chain, asked)
-    return _judged(wanted, got, tolerance)
+    with _polygraphy_silent():
+        wanted = _uncut(model, manifest, asked)
+        return _judged(wanted, got, manifest.check.tolerance if tolerance is None else tolerance)
+
+
+@contextmanager
+def _polygraphy_silent() -> Iterator[None]:
+    """Its log, some of which it prints on standard output; what is critical is raised as well."""
+    from polygraphy.logger import G_LOGGER
+
+    with G_LOGGER.verbosity(G_LOGGER.CRITICAL + 1):
+        yield
+
+
+def _ends(model: Path) -> dict[str, set[str]]:
+    """The names of the inputs and of the outputs of `model`, whose weights are not read."""
+    graph = open_model(model).graph
+    fed = {str(value.name) for value in graph.inputs if not value.is_initializer()}
+    return {"input": fed, "output": {str(value.name) for value in graph.outputs}}
+
+
+def _require_same_ends(model: Path, ends: Mapping[str, set[str]], chain: Chain) -> None:
+    for kind, values in (("input", chain.inputs), ("output", chain.outputs)):
+        apart = ends[kind].symmetric_difference(value.name for value in values)
+        if apart:
+            name = min(apart)
+            whose = "the model" if name in ends[kind] else "the chain"
+            raise _other_model(f"only {whose} has the {kind} {name!r}", model, chain)
+
+
+def _other_model(what: str, model: Path, chain: Chain) -> ModelError:
+    remedy = f"give the file that the chain {chain.name!r} was built from, {chain.source}"
+    return ModelError(what, where=str(model), remedy=remedy)
 
 
 def _uncut(model: Path, chain: Chain, feeds: Mapping[str, Array]) -> dict[str, Array]:
     from polygraphy.backend.onnxrt import OnnxrtRunner
 
-    with reported(str(model)), OnnxrtRunner(lambda: _session(model, chain.manifest.optimised)) as runner:
-        results = {key: np.asarray(value) for key, value in runner.infer(dict(feeds)).items()}
-    missing = [value.name for value in chain.outputs if value.name not in results]
-    if missing:
-        raise ModelError(
-            f"the model does not give the chain's output {missing[0]!r}",
-            where=str(model), remedy=f"give the file that the chain was built from, {chain.manifest.source}",
-        )  # fmt: skip
+    try:
+        with reported(str(model)), OnnxrtRunner(lambda: _session(model, chain.optimised)) as runner:
+            results = {key: np.asarray(value) for key, value in runner.infer(dict(feeds)).items()}
+    except BackendError as error:  # the chain ran on these inputs
+        raise _other_model(f"the model does not run as the chain did: {error.__cause__}", model, chain) from error
     return {value.name: results[value.name] for value in chain.outputs}
 
 
@@ -84,7 +123,8 @@ def _judged(wanted: Mapping[str, Array], got: Mapping[str, Array], tolerance: fl
 
     scale = {name: difference(array, array)[1] for name, array in wanted.items()}
     largest = max(scale.values(), default=0.0)
-    judge = SimpleCompareFunc(check_error_stat="max", atol=tolerance * largest, rtol=0.0)
+    allowed = {name: tolerance * part for name, part in scale.items()}
+    judge = SimpleCompareFunc(check_error_stat="max", atol=allowed, rtol=0.0)
     # Polygraphy lets nothing pass that is not finite, though it be the same: `difference` alone judges that, and text.
     numeric = [
         n for n, array in wanted.items() if array.dtype.kind not in "OUS" and array.size and np.isfinite(array).all()
@@ -95,5 +135,5 @@ def _judged(wanted: Mapping[str, Array], got: Mapping[str, Array], tolerance: fl
             IterationResult({name: got[name] for name in numeric}),
         )
     apart = {name: difference(array, got[name])[0] for name, array in wanted.items()}
-    passed = all(bool(result) for result in results.values()) and all(d <= tolerance * largest for d in apart.values())
+    passed = all(bool(result) for result in results.values()) and all(apart[name] <= allowed[name] for name in wanted)
     return Verification(passed, max(apart.values(), default=0.0), largest, apart)

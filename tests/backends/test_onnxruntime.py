@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from trt_layering.backends.onnxruntime.runtime import PROVIDERS, OnnxRuntime, re
 from trt_layering.building import build
 from trt_layering.errors import BackendError, BuildError, ForeignError, MemoryLimitError, UsageError
 from trt_layering.store.manifest import WEIGHTS_FILE, Block, Value
+from trt_layering.store.reader import WeightFile
 
 FLOAT = TensorProto.FLOAT
 info = helper.make_tensor_value_info
@@ -91,7 +93,9 @@ def test_a_streamed_engine_reads_the_weights_where_they_lie_each_time(runtime: O
 
 
 def test_a_resident_engine_has_its_weights_from_the_folder(runtime: OnnxRuntime, tmp_path: Path) -> None:
-    engine = runtime.open_resident(tmp_path, product(tmp_path), {})
+    made = product(tmp_path)
+    with closing(WeightFile(tmp_path / WEIGHTS_FILE)) as file:
+        engine = runtime.open_resident(tmp_path, made, {}, file.read_into)
     np.testing.assert_array_equal(runtime.unwrap(engine.execute({"x": runtime.wrap(X)}, {})["h"]), X @ W)
     engine.close()
 

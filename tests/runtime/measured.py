@@ -35,6 +35,7 @@ def call(program: Callable[..., Any], **arguments: Any) -> Any:
         env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, f"status {done.returncode}: {done.stderr[-3000:]}"
+    assert "Traceback" not in done.stderr, done.stderr
     return json.loads(done.stdout)
 
 

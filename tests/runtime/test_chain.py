@@ -17,6 +17,7 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
 
 from tests import chains, real_models
 from tests.chains import assert_close, assert_same, budgets, cut_by, feed, in_this_process, layers, opened, saved, uncut
@@ -339,6 +340,13 @@ def test_a_chain_that_nobody_holds_closes_itself(built: Built) -> None:
     assert not any(thread.name.startswith("trt-layering-loader") for thread in threading.enumerate())
 
 
+def _raising(error: BaseException) -> Callable[..., Any]:
+    def call(*_: Any) -> Any:
+        raise error
+
+    return call
+
+
 def _mapped(path: Path) -> bool:
     return str(path) in Path("/proc/self/maps").read_text()
 
@@ -430,6 +438,74 @@ def test_a_store_that_loses_its_end_while_open(copy: Built) -> None:
         runs = (chain.run(feed()) for _ in range(3))  # what had been read ahead still executes
         with pytest.raises(CorruptError, match="ends at byte"):
             list(runs)
+
+
+@pytest.mark.parametrize("optimise", [True, False])
+def test_resident_weights_do_not_hang_on_their_file(tmp_path: Path, optimise: bool) -> None:
+    """A Gather table is not prepacked: ONNX Runtime would go on using the mapped file, and die with it."""
+    rng = np.random.default_rng(0)
+    table, weight = (rng.standard_normal(shape, np.float32) for shape in ((512, 64), (64, 64)))
+    proto = chains.model(
+        [helper.make_node("Gather", ["t", "i"], ["h"]), helper.make_node("MatMul", ["h", "w"], ["y"])],
+        [helper.make_tensor_value_info("i", TensorProto.INT64, ["n"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 64])],
+        [numpy_helper.from_array(table, "t"), numpy_helper.from_array(weight, "w")],
+    )
+    file = saved(proto, tmp_path / "m.onnx")
+    done = build(file, repository=tmp_path / "engines", block_size="64KiB", optimise=optimise)
+    feeds = {"i": np.arange(512)}
+    with opened(done) as chain:
+        assert chain.stats()["mode"] == "resident"
+        wanted = chain.run(feeds)
+        (done.path / WEIGHTS_FILE).write_bytes(b"\xff" * PAGE)
+        assert not _mapped(done.path / WEIGHTS_FILE)
+        assert_same(chain.run(feeds), wanted)
+    np.testing.assert_allclose(wanted["y"], table @ weight, rtol=1e-4, atol=1e-4)
+
+
+def test_close_by_a_signal_handler_during_a_run(built: Built) -> None:
+    chain = opened(built, budgets(built)["floor"])
+
+    def close_within(index: int, seconds: float, live: Any) -> None:
+        chain.close()
+
+    with pytest.raises(ClosedError):
+        chain.observe(feed(), close_within)
+    with pytest.raises(ClosedError):
+        chain.run(feed())
+
+
+def test_an_interruption_before_the_first_block_leaves_the_chain_usable(
+    source: Path, built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(built, budgets(built)["floor"]) as chain:
+        chain.run(feed())
+        with monkeypatch.context() as patch:
+            patch.setattr(chain, "_sweep", _raising(KeyboardInterrupt()))
+            with pytest.raises(KeyboardInterrupt):
+                chain.run(feed())
+        assert_same(chain.run(feed()), uncut(source, feed()))
+
+
+def test_threads_that_cannot_be_had(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", _raising(RuntimeError("can't start new thread")))
+    with pytest.raises(MemoryLimitError, match="no thread for the loader"):
+        open_chain("layers", repository=built.path.parent.parent, budget=budgets(built)["floor"])
+
+
+def test_memory_that_cannot_be_had(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(built, budgets(built)["floor"]) as chain:
+        monkeypatch.setattr(chain._runtime, "unwrap", _raising(MemoryError()))
+        with pytest.raises(MemoryLimitError, match="memory ran out"):
+            chain.run(feed())
+
+
+def test_an_input_larger_in_one_dim_is_noted(built: Built) -> None:
+    with opened(built, budgets(built)["floor"]) as chain:
+        chain.run(feed(1))
+        assert chain.stats()["fallbacks"] == []
+        chain.run(feed(2))
+        assert "larger than 1x64" in chain.stats()["fallbacks"][0]
 
 
 def test_a_changed_engine(copy: Built) -> None:

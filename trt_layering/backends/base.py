@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from trt_layering.store.manifest import Block
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-Binding = Literal["reference", "inputs", "refit", "swap"]
+Read = Callable[[memoryview, int], None]
 Progress = Callable[[str, int, int], None]
 """Called with the stage's name, how much of it is done and how much there is."""
 
@@ -65,8 +65,10 @@ class Runtime(Protocol):
         dtypes and shapes of the manifest and hold nothing yet; they must outlive the engine."""
         ...
 
-    def open_resident(self, folder: Path, block: Block, buffers: Mapping[str, Any]) -> Engine:
-        """An engine that has its weights, read from `folder` and laid out as executes fastest."""
+    def open_resident(self, folder: Path, block: Block, buffers: Mapping[str, Any], read: Read) -> Engine:
+        """An engine that has its weights in memory of its own, laid out as executes fastest. They come from
+        `weights.bin` in `folder`; `read` fills a buffer, page by page, from an offset of that file, and raises what
+        the drive does."""
         ...
 
     def wrap(self, array: np.ndarray[Any, Any]) -> Any:

@@ -12,7 +12,8 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,11 +22,11 @@ import numpy as np
 
 from trt_layering import backends
 from trt_layering.backends.base import Runtime
-from trt_layering.errors import ClosedError, ForeignError
+from trt_layering.errors import ClosedError, ForeignError, MemoryLimitError
 from trt_layering.runtime.feeds import checked
 from trt_layering.runtime.footprint import Footprint
 from trt_layering.runtime.loader import LoaderOptions
-from trt_layering.runtime.supply import keep, stream
+from trt_layering.runtime.supply import Supply, keep, stream
 from trt_layering.schedule.activations import Lifetime, pack
 from trt_layering.shapes import format_shape
 from trt_layering.store.manifest import Block, Value, read_manifest, rebuild_remedy, resolve
@@ -51,13 +52,33 @@ def open_chain(
     """Open the newest finished version (or `version`) of chain `name`, ready to run within `budget` bytes.
 
     The budget covers weights, activations, scratch and engines, as measured when the chain was built; None keeps
-    everything in memory. Loading begins at once, in the background. Raises NotBuiltError, CorruptError or ForeignError
-    for the store, BudgetError under the floor, MemoryLimitError, UsageError for sizes that are none.
+    everything in memory. Loading begins at once, in the background; with a budget that holds everything, it is done
+    when this returns. Each engine has a thread pool of its own, unless the process asked for one with
+    `share_thread_pool`.
+
+    Raises NotBuiltError, CorruptError or ForeignError for the store, ReadError for the drive, BudgetError under the
+    floor, MemoryLimitError, UsageError for sizes that are none.
     """
     folder = resolve(Path(repository), name, version)
-    chain = Chain(folder, read_manifest(folder), budget=budget, loader=loader or LoaderOptions())
-    chain.start()
+    with _memory_errors(name):
+        chain = Chain(folder, read_manifest(folder), budget=budget, loader=loader or LoaderOptions())
+    try:
+        chain.start()
+    except RuntimeError as error:
+        chain.close()
+        remedy = "raise the limits on threads and memory (ulimit -u, -v), or give the loader fewer threads"
+        raise MemoryLimitError(f"no thread for the loader: {error}", where=f"chain {name!r}", remedy=remedy) from error
     return chain
+
+
+@contextmanager
+def _memory_errors(name: str) -> Iterator[None]:
+    """Turns what Python and numpy raise where memory runs out into ours."""
+    try:
+        yield
+    except MemoryError as error:
+        remedy = "lower the budget or the input's size, stop other programs, or raise the process's memory limit"
+        raise MemoryLimitError(f"memory ran out: {error}", where=f"chain {name!r}", remedy=remedy) from error
 
 
 class Chain:
@@ -85,10 +106,11 @@ class Chain:
         else:
             self._supply = stream(folder, manifest, self._runtime, buffers, loader, arena_bytes)
         self._loader = self._supply.loader
-        self._finalizer = weakref.finalize(self, self._supply.close)
         self._turn = threading.Lock()
+        self._runner = 0
+        self._finalizer = weakref.finalize(self, _close_behind, self._supply, self._turn)
         self._oversize: list[str] = []
-        self._closing = False
+        self._closing = self._release_after_run = False
         self._closed = False
         self._next = 0
         self._sweeps = 0
@@ -125,21 +147,28 @@ class Chain:
         with self._turn:
             if self._closing:
                 raise ClosedError(f"the chain {self.manifest.name!r} is closed", remedy="open it again")
-            first, self._next = self._next, self._next + len(self._blocks)
             try:
-                results = self._sweep(first, arrays, observer)
+                self._runner = threading.get_ident()
+                with _memory_errors(self.manifest.name):
+                    results = self._sweep(self._next, arrays, observer)
+                self._next += len(self._blocks)
+                self._sweeps += 1
+                return results
             except BaseException:
+                self._next += len(self._blocks)
                 self._loader.abandon(self._next)
                 raise
-            self._sweeps += 1
-            return results
+            finally:
+                self._runner = 0
+                if self._release_after_run:
+                    self._release()
 
     def _sweep(self, first: int, arrays: dict[str, Array], observer: Observer | None) -> dict[str, Array]:
         live = {name: self._runtime.wrap(array) for name, array in arrays.items()}
         results = {name: np.array(array) for name, array in arrays.items() if name in self._outputs}
         for index, block in enumerate(self._blocks):
             if self._closing:
-                raise ClosedError(f"the chain {self.manifest.name!r} was closed while it ran")
+                raise ClosedError(f"the chain {self.manifest.name!r} was closed while it ran", remedy="open it again")
             fresh = {v.name: _empty(v) for v in block.outputs if v.name in self._outputs and v.name in self._static}
             into = {name: self._runtime.wrap(array) for name, array in fresh.items()}
             self._stall_seconds += self._loader.wait_loaded(first + index)
@@ -181,17 +210,26 @@ class Chain:
 
     def close(self) -> None:
         """Stop the loader, let a running inference end with ClosedError, and give all memory back. May be called from
-        any thread, more than once; when it returns, nothing of the chain is in memory."""
+        any thread, more than once; when it returns, nothing of the chain is in memory. Called by the thread that runs
+        an inference, from a signal handler, it returns at once and the inference gives the memory back as it ends."""
         self._closing = True
         self._loader.stop()
+        if self._runner == threading.get_ident():
+            self._release_after_run = True
+            return
         with self._turn:
-            if self._closed:
-                return
-            self._closed = True
-            self._finalizer()
-            self._activations = None
-            gc.collect()
-            self._runtime.close()
+            self._release()
+
+    def _release(self) -> None:
+        """Give everything back; the caller has the turn."""
+        if self._closed:
+            return
+        self._closed = True
+        self._finalizer.detach()
+        self._supply.close()
+        self._activations = None
+        gc.collect()
+        self._runtime.close()
 
     def __enter__(self) -> Chain:
         return self
@@ -205,7 +243,7 @@ class Chain:
         """Say, once, that an input is larger than those at which memory was measured."""
         for name, shape in self.manifest.memory.shapes.items():
             array = arrays.get(name)
-            if self._oversize or array is None or array.size <= math.prod(shape):
+            if self._oversize or array is None or all(a <= b for a, b in zip(array.shape, shape, strict=False)):
                 continue
             self._oversize.append(
                 f"the input {name!r} of {format_shape(array.shape)} is larger than {format_shape(shape)}, at which "
@@ -233,6 +271,14 @@ class Chain:
             array = memory[offset : offset + (_nbytes(value) or 0)].view(value.dtype).reshape(_shape(value))
             buffers[value.name] = self._runtime.wrap(array)
         return memory, buffers
+
+
+def _close_behind(supply: Supply, turn: threading.Lock) -> None:
+    """Close what a chain owned that nobody holds any more, or that is open as the interpreter ends: then a thread that
+    still runs it is waited for."""
+    supply.loader.stop()
+    with turn:
+        supply.close()
 
 
 def _require_fit(folder: Path, manifest: Manifest, runtime: Runtime) -> None:
@@ -269,9 +315,10 @@ def _nbytes(value: Value) -> int | None:
     if value.shape is None or not all(isinstance(dim, int) for dim in value.shape):
         return None
     try:
-        return int(np.prod(_shape(value), dtype=np.int64)) * np.dtype(value.dtype).itemsize or None
+        dtype = np.dtype(value.dtype)
     except TypeError:
         return None
+    return math.prod(_shape(value)) * dtype.itemsize or None if dtype.isbuiltin == 1 else None
 
 
 def _shape(value: Value) -> tuple[int, ...]:

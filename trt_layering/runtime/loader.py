@@ -135,12 +135,12 @@ class Loader:
         Raises the error that a loader thread met before it had loaded the block, or ClosedError after `stop`.
         """
         with self._condition:
-            if self._is_loaded(g):
+            if self._is_loaded(g) and not self._stopping:
                 return 0.0
             begin = time.perf_counter()
             self._condition.wait_for(lambda: self._is_loaded(g) or self._has_failed() or self._stopping)
             if self._stopping:
-                raise ClosedError("the chain was closed while it ran")
+                raise ClosedError("the chain was closed while it ran", remedy="open it again")
             if self._error is not None and not self._is_loaded(g):
                 raise self._error.with_traceback(None)  # else it would hold the frames of all runs it ever ended
             return time.perf_counter() - begin

@@ -106,7 +106,7 @@ def keep(
         if options.verify != "never":
             _verify(chain, file, options)
         for block in blocks:
-            supply.engines.append(runtime.open_resident(folder, block, buffers))
+            supply.engines.append(runtime.open_resident(folder, block, buffers, file.read_into))
     except BaseException:
         supply.close()
         raise

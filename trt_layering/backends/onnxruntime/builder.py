@@ -31,17 +31,24 @@ _AS_THEY_ARE = {"MatMul": (1,), "Gemm": (1,), "Gather": (0,), "LSTM": (1, 2), "G
 """Inputs whose weights ONNX Runtime uses as they are."""
 
 
+def is_small(model: ir.Model, memory: int, left_out: Set[str] = frozenset()) -> bool:
+    """Whether `model` can be prepared as a whole in `memory` bytes. Weights in `left_out` count for nothing."""
+    return sum(_sizes(model, left_out).values()) * _COPIES <= memory
+
+
+def _sizes(model: ir.Model, left_out: Set[str]) -> dict[str, int]:
+    values = model.graph.initializers.items()
+    return {name: v.const_value.nbytes for name, v in values if v.const_value and name not in left_out}
+
+
 def windows(model: ir.Model, memory: int, left_out: Set[str] = frozenset()) -> Iterator[ir.Model]:
     """Consecutive parts of `model`, sharing its tensors, as large as `memory` bytes allow; often one.
 
     Weights in `left_out` count for nothing.
     """
-    sizes = {
-        n: v.const_value.nbytes for n, v in model.graph.initializers.items() if v.const_value and n not in left_out
-    }
     stops = []
-    if sum(sizes.values()) * _COPIES > memory:
-        stops = choose_cuts(model.graph, find_cuts(model.graph), memory // _WINDOWS, sizes)
+    if not is_small(model, memory, left_out):
+        stops = choose_cuts(model.graph, find_cuts(model.graph), memory // _WINDOWS, _sizes(model, left_out))
     cutter = Cutter(model)
     bounds = [0, *stops, len(model.graph)]
     for start, stop in pairwise(bounds):
@@ -59,8 +66,7 @@ class OnnxRuntimeBuilder:
 
     def prepare(self, model: ir.Model, work: Path, memory: int, progress: Progress) -> list[ir.Model]:
         """Windows of `model` as ONNX Runtime optimises them, typed; their folded weights are files in `work`."""
-        total = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value)
-        left_out = frozenset() if total * _COPIES <= memory else _plain_matrices(model.graph)
+        left_out = frozenset() if is_small(model, memory) else _plain_matrices(model.graph)
         parts = list(windows(model, memory, left_out))
         prepared = []
         for index, part in enumerate(parts):

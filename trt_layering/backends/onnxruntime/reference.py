@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnxruntime as ort
 
 from trt_layering import child
-from trt_layering.backends.onnxruntime.runtime import PROVIDERS, as_array, reported, uncut_options
+from trt_layering.backends.onnxruntime.runtime import PROVIDERS, as_array, reported, run_plainly, uncut_options
 from trt_layering.compare import TOLERANCE, difference
 from trt_layering.store.manifest import Block, Chain
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 _CLEARLY = 1e-3
 """As a part of the largest element: more than optimisation alone makes activations differ."""
@@ -24,8 +27,9 @@ def reference(model: Path, work: Path, *, optimise: bool, memory: int, inside: S
     """The outputs of `model` for each set of arrays in `work/trials.npz`, with ONNX Runtime's optimisation or without,
     and those of the activations `inside` that it has.
 
-    A model whose weights fit `memory` bytes runs as it is; a larger one in windows, one after the other, which gives
-    the same answer without optimisation and the same up to the order of sums with it.
+    A model whose weights fit `memory` bytes several times over, as the session needs them, is opened from its own file.
+    A larger one runs in windows, one after the other: the same answer without optimisation, the same up to the order of
+    sums with it, but cut by the code that also cuts the chain.
     """
     task = {"model": str(model.absolute()), "trials": str(work / "trials.npz"), "outputs": str(work / "expected.npz")}
     child.call(_run, {**task, "optimise": optimise, "memory": memory, "inside": list(inside)})
@@ -34,26 +38,42 @@ def reference(model: Path, work: Path, *, optimise: bool, memory: int, inside: S
 
 def _run(task: Mapping[str, Any]) -> None:
     """In the child."""
-    from trt_layering.backends.onnxruntime.builder import windows
-    from trt_layering.backends.onnxruntime.session import open_session
-    from trt_layering.graph.model import infer_shapes, normalise, open_model
+    from trt_layering.backends.onnxruntime.builder import is_small
+    from trt_layering.graph.model import open_model
 
     source = open_model(task["model"])
+    trials = child.load_arrays(Path(task["trials"]))
+    small = is_small(source, task["memory"]) and not task["inside"]
+    answers = _from_its_file(task, trials) if small else _in_windows(task, source, trials)
+    child.save_arrays(Path(task["outputs"]), answers)
+
+
+def _from_its_file(task: Mapping[str, Any], trials: Sequence[child.Feeds]) -> list[child.Feeds]:
+    with reported(f"the uncut model {task['model']}"):
+        session = ort.InferenceSession(task["model"], uncut_options(task["optimise"]), providers=PROVIDERS)
+        names = [output.name for output in session.get_outputs()]
+        return [run_plainly(session, names, feeds) for feeds in trials]
+
+
+def _in_windows(task: Mapping[str, Any], source: ir.Model, trials: Sequence[child.Feeds]) -> list[child.Feeds]:
+    from trt_layering.backends.onnxruntime.builder import windows
+    from trt_layering.backends.onnxruntime.session import open_session
+    from trt_layering.graph.model import infer_shapes, normalise
+
     normalise(source)
     infer_shapes(source)
     inside = {value for node in source.graph for value in node.outputs if value.name in task["inside"]}
     source.graph.outputs.extend(sorted(inside.difference(source.graph.outputs), key=lambda value: value.name or ""))
-    outputs = [value.name or "" for value in source.graph.outputs]
-    lives = child.load_arrays(Path(task["trials"]))
+    lives = [dict(feeds) for feeds in trials]
     for window in windows(source, task["memory"]):
         session = open_session(window, optimise=task["optimise"])
         names = [value.name or "" for value in window.graph.outputs]
         for live in lives:
-            needed = {value.name or "": live[value.name or ""] for value in window.graph.inputs}
             with reported(f"the uncut model {task['model']}"):
-                live.update(zip(names, session.run(names, needed), strict=True))
+                needed = {value.name or "": live[value.name or ""] for value in window.graph.inputs}
+                live.update(run_plainly(session, names, needed))
         del session
-    child.save_arrays(Path(task["outputs"]), [{name: live[name] for name in outputs} for live in lives])
+    return [{value.name or "": live[value.name or ""] for value in source.graph.outputs} for live in lives]
 
 
 def suspect(model: Path, folder: Path, draft: Chain, work: Path, *, memory: int) -> str:
@@ -103,8 +123,7 @@ def _find_suspect(task: Mapping[str, Any]) -> str:
 def _opened_plainly(file: Path, block: Block, live: Mapping[str, Any]) -> child.Feeds:
     session = ort.InferenceSession(str(file), uncut_options(optimised=False), providers=PROVIDERS)
     names = [value.name for value in block.outputs]
-    results = session.run(names, {value.name: as_array(live[value.name]) for value in block.inputs})
-    return dict(zip(names, results, strict=True))
+    return run_plainly(session, names, {value.name: as_array(live[value.name]) for value in block.inputs})
 
 
 def _faults(wanted: child.Feeds, got: child.Feeds, tolerance: float) -> Iterator[str]:

@@ -14,7 +14,7 @@ import ctypes
 import gc
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,11 @@ import onnxruntime as ort
 from onnxruntime.capi import _pybind_state as C
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
+from trt_layering.backends.base import Read
 from trt_layering.backends.onnxruntime import machine
+from trt_layering.backends.onnxruntime.mapped import take_over
 from trt_layering.errors import BackendError, LayeringError, MemoryLimitError
-from trt_layering.store.manifest import Block
+from trt_layering.store.manifest import WEIGHTS_FILE, Block
 
 Array = np.ndarray[Any, Any]
 
@@ -38,6 +40,14 @@ _ALLOCATOR = {
     "max_dead_bytes_per_chunk": 64 * 1024,
 }
 _BFLOAT16 = 16
+_NOT_NUMPYS = {
+    "tensor(bfloat16)": "bfloat16",
+    "tensor(float8e4m3fn)": "float8_e4m3fn",
+    "tensor(float8e4m3fnuz)": "float8_e4m3fnuz",
+    "tensor(float8e5m2)": "float8_e5m2",
+    "tensor(float8e5m2fnuz)": "float8_e5m2fnuz",
+}
+"""ml_dtypes' names of what numpy has no dtype for."""
 _THREAD_BYTES = 112 * 1024
 """What each thread of a pool took, resident, in ONNX Runtime 1.32: mostly its queue."""
 _IDENTITY = (
@@ -170,10 +180,16 @@ class OnnxRuntime:
             options.add_initializer(name, value)
         return self._open(folder, block, options, values, buffers)
 
-    def open_resident(self, folder: Path, block: Block, buffers: Mapping[str, ort.OrtValue]) -> OnnxRuntimeEngine:
-        """An engine with weights of its own: ONNX Runtime maps `weights.bin`, and keeps prepacked copies instead of
-        what its kernels gain by having prepacked."""
-        return self._open(folder, block, session_options(self._shared_threads), {}, buffers)
+    def open_resident(
+        self, folder: Path, block: Block, buffers: Mapping[str, ort.OrtValue], read: Read
+    ) -> OnnxRuntimeEngine:
+        """An engine with weights of its own: prepacked by ONNX Runtime where its kernels gain by that, the others as
+        they are. While it is opened, `weights.bin` is read through the page cache, which is let go afterwards."""
+        with _Process.lock:  # nobody else may map the file meanwhile
+            engine = self._open(folder, block, session_options(self._shared_threads), {}, buffers)
+            with reported(block.name):
+                take_over(folder / WEIGHTS_FILE, read)
+            return engine
 
     def _open(
         self,
@@ -298,8 +314,26 @@ class OnnxRuntimeEngine:
 
 
 def as_array(tensor: ort.OrtValue | Array) -> Array:
-    """What `wrap` made or a block gave, as an array."""
-    return tensor if isinstance(tensor, np.ndarray) else tensor.numpy()
+    """What `wrap` made or a block gave, as an array; a view of it where numpy has the dtype."""
+    if isinstance(tensor, np.ndarray):
+        return tensor
+    dtype = _NOT_NUMPYS.get(tensor.data_type())
+    if dtype is None:
+        array: Array = tensor.numpy()
+        return array
+    import ml_dtypes
+
+    elements = (ctypes.c_ubyte * tensor.tensor_size_in_bytes()).from_address(tensor.data_ptr())
+    restored: Array = np.frombuffer(bytes(elements), getattr(ml_dtypes, dtype)).reshape(tensor.shape())
+    return restored
+
+
+def run_plainly(session: ort.InferenceSession, names: Sequence[str], feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """Outputs `names` of `session` as arrays of their own; of dtypes that numpy lacks, too, unless text is fed."""
+    if any(array.dtype.kind == "O" for array in feeds.values()):
+        return dict(zip(names, session.run(list(names), dict(feeds)), strict=True))
+    tensors = session.run_with_ort_values(list(names), {name: tensor_over(array) for name, array in feeds.items()})
+    return {name: np.array(as_array(tensor)) for name, tensor in zip(names, tensors, strict=True)}
 
 
 def tensor_over(array: Array) -> ort.OrtValue:
