@@ -275,7 +275,10 @@ class Chain:
 
 def _close_behind(supply: Supply, turn: threading.Lock) -> None:
     """Close what a chain owned that nobody holds any more, or that is open as the interpreter ends: then a thread that
-    still runs it is waited for."""
+    still runs it is waited for. One of the loader's own threads may have found it, in the middle of a read."""
+    if supply.loader.owns_this_thread():
+        threading.Thread(target=_close_behind, args=(supply, turn), name="trt-layering-close").start()
+        return
     supply.loader.stop()
     with turn:
         supply.close()

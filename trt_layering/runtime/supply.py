@@ -7,7 +7,6 @@ May import the store, the schedule and the loader. What reading and checking rai
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -44,13 +43,7 @@ class Supply:
         return [f"weights are read through the page cache: {self.file.fallback}"] if self.file.fallback else []
 
     def close(self) -> None:
-        """Close everything; `loader.stop` comes first and may come from another thread.
-
-        The loader's own threads, in which a chain may be found to be garbage, leave it to one that can wait for them.
-        """
-        if self.loader.owns_this_thread():
-            threading.Thread(target=self.close, name="trt-layering-close").start()
-            return
+        """Close everything; `loader.stop` comes first and may come from another thread."""
         self.loader.stop()
         for engine in self.engines:
             engine.close()
