@@ -85,6 +85,18 @@ def assert_close(wanted: Mapping[str, Array], got: Mapping[str, Array], toleranc
         np.testing.assert_allclose(got[name], array, rtol=0, atol=tolerance * largest, err_msg=name)
 
 
+def assert_valid_by_themselves(built: building.Built) -> None:
+    """Every engine file is a model that the checker passes and plain ONNX Runtime opens."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    for block in (*built.manifest.blocks, *built.manifest.whole):
+        file = str(built.path / block.file)
+        onnx.checker.check_model(file, full_check=True)
+        session = ort.InferenceSession(file, options, providers=PROVIDERS)
+        assert [value.name for value in session.get_inputs()] == [value.name for value in block.inputs]
+        assert [value.name for value in session.get_outputs()] == [value.name for value in block.outputs]
+
+
 @contextmanager
 def in_this_process(*, streamed_from: int | None = None) -> Iterator[None]:
     """`build` without child processes, which take a second each to start: what it measures of memory is then wrong.

@@ -101,6 +101,18 @@ def modules(repository: str, name: str, mode: str) -> list[str]:
     return sorted({name.partition(".")[0] for name in sys.modules})
 
 
+def threads(repository: str, name: str, shared: bool) -> tuple[int, int]:
+    """How many threads the process has while a chain with the smallest arena is open, and how many after it."""
+    if shared:
+        tl.share_thread_pool()
+    budget = tl.footprint(name, repository=repository).floor
+    with tl.open_chain(name, repository=repository, budget=budget) as chain:
+        chain.run({"x": np.ones((1, 512), np.float32)})
+        assert chain.stats()["mode"] == "sequential"
+        during = len(os.listdir("/proc/self/task"))
+    return during, len(os.listdir("/proc/self/task"))
+
+
 def public_modules() -> list[str]:
     """What `import trt_layering` alone imports."""
     code = "import sys; before = set(sys.modules); import trt_layering; print(*sorted(set(sys.modules) - before))"

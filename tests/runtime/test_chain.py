@@ -20,7 +20,19 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from tests import chains, real_models
-from tests.chains import assert_close, assert_same, budgets, cut_by, feed, in_this_process, layers, opened, saved, uncut
+from tests.chains import (
+    assert_close,
+    assert_same,
+    assert_valid_by_themselves,
+    budgets,
+    cut_by,
+    feed,
+    in_this_process,
+    layers,
+    opened,
+    saved,
+    uncut,
+)
 from tests.graph import strategies
 from tests.runtime.drives import PATIENCE, Broken, Faulty, Hanging, failure
 from trt_layering import building
@@ -157,6 +169,7 @@ def test_optimised_chains_agree_closely(
         with opened(done, budget) as chain:
             for _ in range(2):
                 assert_close(wanted, chain.run(asked))
+    assert_valid_by_themselves(done)
 
 
 def _with_batch(proto: onnx.ModelProto, batch: int) -> onnx.ModelProto:
@@ -208,6 +221,7 @@ def test_real_models_optimised_agree_closely(name: str, real_model: Callable[[st
             modes.add(chain.stats()["mode"])
     assert "resident" in modes
     assert len(modes) > 1
+    assert_valid_by_themselves(done)
 
 
 def test_dynamic_dims_stay_dynamic(source: Path, built: Built) -> None:

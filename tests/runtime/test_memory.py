@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,15 @@ def test_running_imports_nothing_that_only_building_needs(tiny: Built, mode: str
     loaded = set(measured.call(measured.modules, **where(tiny), mode=mode))
     assert {"onnxruntime", "numpy", "msgspec"} <= loaded
     assert not loaded & {"onnx", "onnx_ir", "polygraphy", "rich", "PIL", "yaml", "ml_dtypes", "hypothesis"}
+
+
+def test_engines_share_one_thread_pool_where_they_may(medium: Built) -> None:
+    cpus = len(os.sched_getaffinity(0))
+    own, _ = measured.call(measured.threads, **where(medium), shared=False)
+    shared, after = measured.call(measured.threads, **where(medium), shared=True)
+    assert own >= 24 * (cpus - 1)
+    assert shared <= 2 * cpus + 4
+    assert after <= shared - 2, "the loader's threads are gone"
 
 
 def test_a_chain_that_its_own_loader_finds_unused(tiny: Built) -> None:
