@@ -67,6 +67,13 @@ def command(*words: object, **options: object) -> subprocess.CompletedProcess[st
     return subprocess.run(argv, text=True, env=environment, check=False, **options)
 
 
+def shell(script: str, *words: object, **options: object) -> subprocess.CompletedProcess[str]:
+    """The command as `"$@"` of a shell script, which may close or redirect what it inherits."""
+    argv = ["sh", "-c", script, "sh", sys.executable, "-m", "trt_layering", *map(str, words)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(argv, capture_output=True, text=True, env=environment, check=False, timeout=60, **options)
+
+
 def as_json(capfd, *words: object) -> tuple[int, dict]:
     """Status and the one object on standard output of a command run in this process."""
     capfd.readouterr()
@@ -277,6 +284,12 @@ class TestMistakes:
             (["run", "four-layers", "--seed", "-1"], 2, "--seed"),
             (["run", "four-layers", "--seed", "one"], 2, "--seed"),
             (["run", "four-layers", "--budget", "4KiB"], 3, "floor"),
+            (["run", "four-layers", "--budget", "9" * 400], 2, "at most 4 EiB"),
+            (["run", "four-layers", "--shape", "x:0:999999999999x128"], 2, "takes 476837.16 GiB, more than there is"),
+            (["run", "four-layers", "--shape", "x:0:99999999999999999x128"], 2, "takes over 4 EiB"),
+            (["run", "four-layers", "--input", "x:0=\udcff.npy"], 2, "not UTF-8"),
+            (["run", "four\0layers"], 2, "not UTF-8"),
+            (["build", "\udcff.onnx"], 2, "not UTF-8"),
             (["run", "nobody"], 4, "nobody"),
             (["run", "four-layers", "--chain-version", "9"], 4, "9"),
             (["run", "../four-layers"], 2, "four-layers"),
@@ -306,6 +319,19 @@ class TestMistakes:
         got, told = as_json(capfd, *words)
         assert got == told["status"] == status
         assert told["error"]["what"] in err
+
+    @pytest.mark.parametrize("words", [["run", "x", "--json=1"], ["--json", "run", "x"], ["--json=1"]])
+    def test_json_where_it_does_not_belong(self, capfd, words):
+        assert cli.main(words) == 2
+        out, err = capfd.readouterr()
+        assert json.loads(out)["error"]["what"] in err
+
+    def test_an_output_file_that_cannot_be_written(self, capfd, repository, tmp_path):
+        (tmp_path / "full.npz").symlink_to("/dev/full")
+        status, told = as_json(capfd, *run_words(repository, "--output", tmp_path / "full.npz"))
+        assert status == 1
+        assert told["error"]["what"] == "the outputs cannot be written: No space left on device"
+        assert told["error"]["where"] == f"{tmp_path}/full.npz"
 
     def test_an_output_file_is_refused_before_any_run(self, capfd, repository, monkeypatch):
         from trt_layering.runtime.chain import Chain
@@ -384,6 +410,67 @@ class TestProcesses:
         done = command("inspect", "four-layers", "--repository", repository, *more, stdout=write)
         os.close(write)
         assert (done.returncode, done.stderr) == (141, "")
+
+    @pytest.mark.parametrize("words", [["inspect"], ["inspect", "--json"], ["inspect", "--help"], ["run", "--json"]])
+    def test_the_output_cannot_be_written(self, repository, words):
+        done = shell('exec "$@" >/dev/full', words[0], "four-layers", "--repository", repository, *words[1:])
+        assert done.returncode == 1
+        assert done.stderr.splitlines() == [
+            "error: the result cannot be written: No space left on device",
+            "  where: standard output",
+            "  to do: let it go to a file on a drive with free space",
+        ]
+
+    @pytest.mark.parametrize("to", ["&-", "/dev/full"])
+    def test_standard_error_cannot_be_written(self, repository, to):
+        done = shell(f'exec "$@" 2>{to}', *run_words(repository, "--json"))
+        assert (done.returncode, json.loads(done.stdout)["iterations"]) == (0, 1)
+        done = shell(f'exec "$@" 2>{to}', "run", "nobody", "--repository", repository, "--json")
+        assert (done.returncode, json.loads(done.stdout)["status"]) == (4, 4)
+        done = shell(f'exec "$@" 2>{to}', "run", "nobody", "--repository", repository)
+        assert (done.returncode, done.stdout) == (4, "")
+
+    def test_standard_output_is_closed(self, repository):
+        done = shell('exec "$@" >&-', "inspect", "four-layers", "--repository", repository, "--json")
+        assert (done.returncode, done.stderr) == (0, "")
+
+    def test_no_file_takes_the_place_of_a_closed_stream(self):
+        """What libraries print would go into that file."""
+        program = (
+            "import os, sys; from trt_layering import cli; from trt_layering.terminal import Result\n"
+            "cli._VERBS['inspect'] = lambda _: Result({'number': os.open(os.devnull, os.O_RDONLY)}, [])\n"
+            "sys.exit(cli.main(['inspect', 'x', '--json']))\n"
+        )
+        argv = ["sh", "-c", 'exec "$@" <&- 2>&-', "sh", sys.executable, "-c", program]
+        done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, timeout=60)
+        assert json.loads(done.stdout)["number"] > 2
+
+    @pytest.mark.parametrize(
+        "words", [["run", "x"], ["doctor"], ["build", "x.onnx"], ["run", "x", "--repository", "y"]]
+    )
+    def test_the_current_folder_is_gone(self, tmp_path, words):
+        (tmp_path / "gone").mkdir()
+        done = shell('rmdir "$PWD" && exec "$@"', *words, "--json", cwd=tmp_path / "gone")
+        assert done.returncode == 1
+        assert json.loads(done.stdout)["error"] == {
+            "kind": "LayeringError", "what": "the current folder is gone", "where": f"{tmp_path}/gone",
+            "remedy": "change to a folder that exists",
+        }  # fmt: skip
+
+    def test_interrupted_while_it_is_imported(self):
+        program = (
+            "import runpy, sys\n"
+            "class Interrupt:\n"
+            "    def find_spec(self, name, *_):\n"
+            "        if name == 'trt_layering.terminal':\n"
+            "            raise KeyboardInterrupt\n"
+            "sys.meta_path.insert(0, Interrupt())\n"
+            "runpy.run_module('trt_layering', run_name='__main__')\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT, timeout=60
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
 
     def test_interrupted_by_a_signal(self, repository, tmp_path):
         """The command waits for its input, which is a pipe: opening that tells that it is at work."""

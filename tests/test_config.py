@@ -121,6 +121,7 @@ def test_what_cannot_be_built_yet(later):
         ("name: other", "name: ../other", 12, "models[1].name", "letters, digits"),
         ("name: other, ", "", 12, "models[1]", "'name' is missing"),
         ("optimise: false", "optimise: 3", 12, "models[1].optimise", "Expected true or false"),
+        ("96MiB", "9" * 400, 2, "memory_budget", "at most 4 EiB"),
         ("    block_size: 4MiB", "    onnx: x", 8, "models[0].onnx", "written twice, first on line 6"),
     ],
 )
@@ -140,7 +141,7 @@ def test_mistakes_are_told_with_line_and_field(write, old, new, line, field, wor
         "", "# nothing\n", "words", "- 1", "5", "models: 5", "models: [5]", "models: [{}]", "a: [", "a: b: c", "\x00",
         "\t", "1: 2", "? [1]\n: 2", "a: 1\n---\nb: 2", "!!python/object/apply:os.system [ls]", "2000-99-99: 1",
         "memory_budget: 2000-99-99", "memory_budget: .nan", "memory_budget: -1", "models: &a [*a]", "&a {b: *a}",
-        "[" * 9999, "loader: {<<: {a: 1}}", "repository: [a]", "memory_budget: " + "9" * 5000,
+        "[" * 9999, 'repository: "\\U00999999"', "loader: {<<: {a: 1}}", "repository: [a]",
     ],
 )  # fmt: skip
 def test_nonsense_is_a_configuration_error(write, text):
@@ -148,6 +149,49 @@ def test_nonsense_is_a_configuration_error(write, text):
         load(write(text))
     assert "deployment.yaml" in caught.value.where
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("!!timestamp abc", "'abc' is no timestamp"),
+        ("!!bool abc", "'abc' is no bool"),
+        ("!!int abc", "'abc' is no int"),
+        ("!!int ''", "'' is no int"),
+        ("!!float ''", "'' is no float"),
+        ("2000-99-99", "'2000-99-99' is no timestamp"),
+        ("9" * 5000, "' is no int"),
+        ('"a\\0b"', "no text in UTF-8"),
+        ('"\\ud800"', "no text in UTF-8"),
+        ('{"\\0": 1}', "no text in UTF-8"),
+        ('"\\UFFFFFFFF"', "no such character"),
+    ],
+)
+def test_values_that_are_none_are_told_with_the_line(write, value, words):
+    path = write(f"memory_budget: 96MiB\nrepository: {value}\n")
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert caught.value.where == f"{path}:2"
+    assert words in caught.value.what
+    assert len(caught.value.what) < 200
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [("memory_budget: {}", "Expected a size"), ("models: [{{name: a, onnx: b, shapes: {{x: {}}}}}]", "is not a shape")],
+)
+def test_aliases_of_aliases(write, field, words):
+    """Written out, each list is ten times as long as the one before."""
+
+    def told(levels: int) -> str:
+        lists = [f"&a{level} [{', '.join([f'*a{level - 1}'] * 10)}]" for level in range(1, levels)]
+        with pytest.raises(ConfigError) as caught:
+            load(write(field.format(f"[&a0 [x], {', '.join(lists)}]")))
+        return caught.value.what
+
+    assert told(100) == "a configuration of over 1 MiB, with what its aliases stand for"
+    assert words in told(5)
+    assert len(told(5)) < 200
 
 
 @given(st.data())

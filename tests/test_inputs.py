@@ -78,6 +78,17 @@ def test_a_seed_below_zero():
         seeded([X], {}, -1)
 
 
+@pytest.mark.parametrize(
+    ("shape", "size"), [((10**12, 128), "476837.16 GiB"), ((10**17, 512), "over 4 EiB"), ((10**17,) * 70, "over 4 EiB")]
+)
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+def test_arrays_too_large_for_memory(shape, size, dtype):
+    with pytest.raises(InputError) as caught:
+        seeded([Value(name="v", dtype=dtype, shape=None)], {"v": shape}, 0)
+    assert f"takes {size}, more than there is" in caught.value.what
+    assert "'v'" in caught.value.where
+
+
 def test_what_cannot_be_made():
     with pytest.raises(InputError, match="does not say what shape"):
         seeded([Value(name="v", dtype="float32", shape=None)], {}, 0)
@@ -114,6 +125,8 @@ def test_names_with_equals_signs(tmp_path):
         ("x={}/text.npy", "damaged or of another kind"),
         ("x={}/short.npy", "damaged or of another kind"),
         ("x={}/empty.npy", "damaged or of another kind"),
+        ("x={}/long.npy", "damaged or of another kind"),
+        ("x={}/longer.npy", "damaged or of another kind"),
         ("x={}/pickle.npy", "damaged or of another kind"),
         ("{}/pickle.npz", "damaged or of another kind"),
         ("{}/short.npz", "damaged or of another kind"),
@@ -136,6 +149,10 @@ def test_files_that_do_not_fit(tmp_path, text, words):
     (tmp_path / "short.npz").write_bytes((tmp_path / "other.npz").read_bytes()[:-30])
     (tmp_path / "short.npy").write_bytes((tmp_path / "one.npy").read_bytes()[:-1])
     (tmp_path / "empty.npy").touch()
+    for name, dim in (("long", 10**15), ("longer", 10**30)):
+        with (tmp_path / f"{name}.npy").open("wb") as file:
+            header = {"descr": "<f4", "fortran_order": False, "shape": (dim,)}
+            np.lib.format.write_array_header_1_0(file, header)
     for name in ("text.npy", "words.txt", "text.png"):
         (tmp_path / name).write_text("not an array")
     with pytest.raises(InputError) as caught:
@@ -205,6 +222,11 @@ class TestImages:
     def test_open_sides_can_be_given(self, file):
         feeds = load([f"x={file}"], [X], shapes={"x": (1, 3, 6, 8)})
         assert feeds["x"].shape == (1, 3, 6, 8)
+
+    @pytest.mark.parametrize("shape", [(1, 3, 10**9, 10**9), (1, 10**18, 8, 3), (10**12, 3, 20, 40)])
+    def test_arrays_too_large_for_memory(self, file, shape):
+        with pytest.raises(InputError, match=r"takes .*, more than there is"):
+            image(file, Value(name="x", dtype="float32", shape=shape), Pixels())
 
     @pytest.mark.parametrize("shape", [(1, 10), (1, 4, 10, 10), None, (1, 2, 3, 4, 5)])
     def test_inputs_that_take_no_images(self, file, shape):

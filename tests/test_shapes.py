@@ -41,13 +41,24 @@ def test_several_at_once(text, shapes):
     assert parse_named(text) == shapes
 
 
-@pytest.mark.parametrize("text", ["x", ":1x3", "x:1x", "x:axb", "x:1x-3", "x:1.5", "x:0", "a:1,a:2", "x:٣", "x:[1,,2]"])
+@pytest.mark.parametrize(
+    "text", ["x", ":1x3", "x:1x", "x:axb", "x:1x-3", "x:1.5", "x:0", "a:1,a:2", "x:٣", "x:[1,,2]", "x:" + "9" * 400]
+)
 def test_what_is_no_shape(text):
     with pytest.raises(UsageError):
         parse_named(text)
 
 
-@pytest.mark.parametrize("value", [None, 1.5, True, [True], ["a"], {"a": 1}, [1.0], [[1]]])
+@pytest.mark.parametrize("value", [None, 1.5, True, [True], ["a"], {"a": 1}, [1.0], [[1]], 10**5000, [-1], [10**18]])
 def test_what_is_no_shape_in_yaml(value):
     with pytest.raises(UsageError):
         parse_shape(value)
+
+
+def test_what_is_nested_is_not_written_out():
+    value: list[object] = ["x"]
+    for _ in range(100):
+        value = [value] * 10
+    with pytest.raises(UsageError, match="is not a shape") as caught:
+        parse_shape(value)
+    assert len(caught.value.what) < 200

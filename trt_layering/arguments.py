@@ -1,7 +1,7 @@
 """The words of the command line: which flags there are, and what they and a YAML deployment say together.
 
-May import config, errors, shapes, terminal and units. A flag wins over the file, the file over the default. Words that
-make no sense raise UsageError; the parser exits by itself only after --help and --version.
+May import config, errors, shapes, terminal, units and words. A flag wins over the file, the file over the default. What
+makes no sense raises UsageError; the parser exits by itself only after --help and --version.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from trt_layering.errors import UsageError
 from trt_layering.shapes import Shape, ShapeRange, parse_named
 from trt_layering.terminal import Result
 from trt_layering.units import parse_size
+from trt_layering.words import is_text, quoted
 
 if TYPE_CHECKING:
     from trt_layering.config import Config, Model
@@ -30,8 +31,15 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(message, remedy=f"{self.prog} --help tells more")
 
 
-def parser(verbs: Mapping[str, Verb]) -> argparse.ArgumentParser:
-    """The parser of the whole command line; `options.verb` of what it parses is one of `verbs`."""
+def parsed(words: Sequence[str], verbs: Mapping[str, Verb]) -> argparse.Namespace:
+    """The whole command line; `verb` of what is returned is one of `verbs`. UsageError for what makes no sense."""
+    for word in words:
+        if not is_text(word):
+            raise UsageError(f"{quoted(word)} is not UTF-8", remedy="rename it, or link to it by another name")
+    return _parser(verbs).parse_args(words)
+
+
+def _parser(verbs: Mapping[str, Verb]) -> argparse.ArgumentParser:
     whole = _Parser(
         prog="trt-layering",
         description="Runs ONNX models in less memory than their weights, by streaming them from disk.",
@@ -265,8 +273,8 @@ def config_of(target: str) -> Config | None:
 
 
 def _natural(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be a whole number of 0 or more, not {text!r}")
+    if not re.fullmatch("[0-9]{1,18}", text):
+        raise argparse.ArgumentTypeError(f"must be a whole number of 0 or more, not {quoted(text)}")
     return int(text)
 
 

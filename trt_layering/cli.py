@@ -24,7 +24,7 @@ from trt_layering import arguments
 from trt_layering.errors import LayeringError, UsageError
 from trt_layering.shapes import format_shape
 from trt_layering.table import columns
-from trt_layering.terminal import Progress, Result, Terminal, explain, leave_quietly
+from trt_layering.terminal import Progress, Result, Terminal, explain, say
 from trt_layering.units import format_size
 
 if TYPE_CHECKING:
@@ -43,41 +43,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status; `argv` is without the program's name, None for the process's own."""
     words = list(sys.argv[1:] if argv is None else argv)
     logging.getLogger("onnx_ir").addHandler(_SILENT)  # what it warns of is an error of ours, or does not matter
-    terminal = Terminal(as_json="--json" in words)
+    terminal = Terminal(as_json=any(word.partition("=")[0] == "--json" for word in words))
     try:
         with terminal.only_results_on_stdout():
-            options = arguments.parser(_VERBS).parse_args(words)
+            options = arguments.parsed(words, _VERBS)
             options.whole_process = argv is None
             result: Result = options.verb(options)
-        terminal.show(result)
-        return result.status
-    except BrokenPipeError:
-        return leave_quietly()
+        return terminal.show(result)
     except KeyboardInterrupt:
         return terminal.failed(LayeringError("interrupted"), _INTERRUPTED)
-    except SystemExit as leave:
-        return _flushed(leave.code)
+    except SystemExit as left:  # argparse, after --help and --version
+        return terminal.leave(say("", sys.stdout), left.code if isinstance(left.code, int) else 0)
     except Exception as error:
         return _report(terminal, error)
+    finally:
+        say("", sys.stderr)
 
 
 def _report(terminal: Terminal, error: Exception) -> int:
     if os.environ.get("TRT_LAYERING_TRACEBACK"):
-        traceback.print_exception(error, file=sys.stderr)
+        say("".join(traceback.format_exception(error)), sys.stderr)
     explained = explain(error)
-    try:
-        return terminal.failed(explained, explained.exit_status)
-    except BrokenPipeError:
-        return leave_quietly()
-
-
-def _flushed(code: object) -> int:
-    """argparse leaves this way after --help and --version."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        return leave_quietly()
-    return code if isinstance(code, int) else 0
+    return terminal.failed(explained, explained.exit_status)
 
 
 def build(options: argparse.Namespace) -> Result:
@@ -204,11 +191,18 @@ def _output_file(text: str | None, outputs: int) -> Path | None:
 
 def _write(path: Path, outputs: Mapping[str, np.ndarray[Any, Any]]) -> None:
     """All outputs as a .npz, or the only one as a .npy; plain arrays, no pickles."""
+    try:
+        _save(path, {key: array.astype(str) if array.dtype.kind == "O" else array for key, array in outputs.items()})
+    except OSError as error:
+        what = f"the outputs cannot be written: {error.strerror or error}"
+        raise LayeringError(what, where=str(path), remedy="free some disk space, or name another file") from error
+
+
+def _save(path: Path, plain: Mapping[str, np.ndarray[Any, Any]]) -> None:
     import zipfile
 
     import numpy as np
 
-    plain = {name: array.astype(str) if array.dtype.kind == "O" else array for name, array in outputs.items()}
     if path.suffix == ".npy":
         np.save(path, next(iter(plain.values())), allow_pickle=False)
         return

@@ -1,12 +1,13 @@
 """YAML deployments as typed values: which models, where they are built, in how much memory.
 
-May import errors, shapes, units and the page size. Anything in a file that is unknown, misspelt, of the wrong type or
-out of range raises ConfigError with file, line and field; nothing is guessed and nothing is ignored.
+May import errors, shapes, units, words and the page size. Anything in a file that is unknown, misspelt, of the wrong
+type or out of range raises ConfigError with file, line and field; nothing is guessed and nothing is ignored.
 """
 
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import sys
 from collections.abc import Hashable, Mapping, Sequence
@@ -21,6 +22,7 @@ from trt_layering.errors import ConfigError, ModelError, UsageError
 from trt_layering.shapes import ShapeRange
 from trt_layering.store.manifest import PAGE
 from trt_layering.units import format_size, parse_size
+from trt_layering.words import is_text, quoted
 
 _FILE_LIMIT = 1 << 20
 _PACKAGE = "package:"
@@ -199,13 +201,13 @@ def _decode(kind: type, value: object) -> object:
             return ShapeRange.parse(value)
     except UsageError as error:
         raise ValueError(f"{error.what}; {error.remedy}") from None
-    raise ValueError(f"Expected a size, got {value!r}; write it like 96MiB, or as bytes")
+    raise ValueError(f"Expected a size, got {quoted(value)}; write it like 96MiB, or as bytes")
 
 
 def _sized(kind: type[Size], value: int | str) -> Size:
     size = kind(parse_size(value))
     if kind is ReadSize and size % PAGE:
-        raise UsageError(f"{value!r} is no multiple of {PAGE} bytes", remedy="write it like 4MiB")
+        raise UsageError(f"{quoted(value)} is no multiple of {PAGE} bytes", remedy="write it like 4MiB")
     return size
 
 
@@ -222,6 +224,19 @@ def _did_you_mean(word: str, known: Mapping[str, object] | Sequence[str]) -> str
     if close:
         return f"did you mean {close[0]!r}?"
     return f"known here: {', '.join(known)}" if known else ""
+
+
+class _Loader(yaml.SafeLoader):
+    """Whatever PyYAML raises where a value is not of its type becomes the error that has its line."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (yaml.YAMLError, RecursionError):
+            raise
+        except Exception as error:
+            problem = f"{quoted(node.value)} is no {node.tag.rpartition(':')[2]}"
+            raise yaml.constructor.ConstructorError(problem=problem, problem_mark=node.start_mark) from error
 
 
 @dataclass(frozen=True)
@@ -241,16 +256,22 @@ class _Document:
             where = f"{path}:{mark.line + 1}" if mark else str(path)
             problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "not readable"
             raise ConfigError(f"not valid YAML: {problem}", where=where, remedy="mend that line") from None
-        except (RecursionError, ValueError) as error:
-            words = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-            raise ConfigError(f"not valid YAML: {words}", where=str(path), remedy=_EXAMPLES) from None
+        except RecursionError:
+            raise ConfigError("not valid YAML: nested too deeply", where=str(path), remedy=_EXAMPLES) from None
 
     @classmethod
     def _parse(cls, path: Path, text: str) -> _Document:
-        loader = yaml.SafeLoader(text)
-        node = loader.get_single_node()
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+        except (OverflowError, ValueError):  # an escape such as "\\UFFFFFFFF"
+            where = f"{path}:{loader.line + 1}"
+            raise ConfigError("not valid YAML: no such character", where=where, remedy="mend that line") from None
         if node is None:
             raise ConfigError("the file has no settings in it", where=str(path), remedy=_EXAMPLES)
+        if _written_out(node, {}) > _FILE_LIMIT:
+            what = "a configuration of over 1 MiB, with what its aliases stand for"
+            raise ConfigError(what, where=str(path), remedy="write it with fewer aliases")
         lines: dict[str, int] = {}
         _index(path, node, "", lines, set())
         return cls(path, loader.construct_document(node), lines)
@@ -313,9 +334,25 @@ def _read_text(path: Path) -> str:
         raise ConfigError(what, where=str(path), remedy="name a YAML file") from None
 
 
+def _written_out(node: yaml.Node, known: dict[int, float]) -> float:
+    """About how many characters `node` has once every alias in it is written out; no end where it holds itself."""
+    if id(node) not in known:
+        known[id(node)] = math.inf
+        if isinstance(node, yaml.ScalarNode):
+            known[id(node)] = 1.0 + len(node.value)
+        else:
+            pairs = node.value if isinstance(node, yaml.MappingNode) else [node.value]
+            known[id(node)] = sum((_written_out(part, known) for parts in pairs for part in parts), 1.0)
+    return known[id(node)]
+
+
 def _index(path: Path, node: yaml.Node, place: str, lines: dict[str, int], seen: set[int]) -> None:
-    """Fills `lines`; refuses a key that is written twice, of which YAML would silently keep the last."""
+    """Fills `lines`; refuses text that no name and no path can have, and a key that is written twice, of which YAML
+    would silently keep the last."""
     lines.setdefault(place, node.start_mark.line + 1)
+    if isinstance(node, yaml.ScalarNode) and not is_text(node.value):
+        what, where = f"no text in UTF-8: {quoted(node.value)}", f"{path}:{node.start_mark.line + 1}"
+        raise ConfigError(what, where=where, remedy="write other characters")
     if id(node) in seen:
         return
     seen.add(id(node))
@@ -329,8 +366,9 @@ def _index(path: Path, node: yaml.Node, place: str, lines: dict[str, int], seen:
             if not isinstance(key, yaml.ScalarNode):
                 raise ConfigError("a key that is no word", where=f"{path}:{line}", remedy="write it as key: value")
             inner = f"{place}.{key.value}".lstrip(".")
+            _index(path, key, place, lines, seen)
             if key.value in first:
-                what = f"{key.value!r} is written twice, first on line {first[key.value]}"
+                what = f"{quoted(key.value)} is written twice, first on line {first[key.value]}"
                 raise ConfigError(what, where=f"{path}:{line}: {inner}", remedy="keep one of them")
             first[key.value] = lines[inner] = line
             _index(path, part, inner, lines, seen)

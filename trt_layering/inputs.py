@@ -1,14 +1,14 @@
 """What goes into a model: seeded random arrays, or arrays and images from files.
 
-May import errors, shapes and manifest types; Pillow only when an image is read. A file or a shape that does not fit the
-model's inputs raises InputError, which names the input.
+May import errors, shapes, units and manifest types; Pillow only when an image is read. A file or a shape that does not
+fit the model's inputs raises InputError, which names the input.
 """
 
 from __future__ import annotations
 
 import difflib
+import math
 import warnings
-import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +21,7 @@ import numpy as np
 from trt_layering.errors import InputError
 from trt_layering.shapes import format_shape
 from trt_layering.store.manifest import Dim, Value
+from trt_layering.units import format_size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -29,6 +30,7 @@ Array = np.ndarray[Any, Any]
 Feeds = dict[str, Array]
 
 _IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+_LANCZOS = 1  # PIL.Image.Resampling.LANCZOS
 _UNKNOWN_FIRST = 1
 _UNKNOWN_OTHER = 64
 
@@ -47,8 +49,8 @@ def seeded(values: Sequence[Value], shapes: Mapping[str, Sequence[int]], seed: i
 
     Floats are standard normal; integers 0 or 1, so that they are valid indices and masks; text is "0" or "1". `shapes`
     gives the sizes of unknown dims; those it does not give are 1 in front and 64 elsewhere, and one symbol has one size
-    everywhere. InputError if a shape does not fit its input, an input's rank is unknown and not given, or the seed is
-    below zero.
+    everywhere. InputError if a shape does not fit its input, an input's rank is unknown and not given, an array is
+    too large for memory, or the seed is below zero.
     """
     if seed < 0:
         raise InputError(f"the seed must be 0 or more, not {seed}", where="seed", remedy="give one that is, or none")
@@ -102,6 +104,20 @@ def _size(dim: Dim, axis: int, symbols: dict[str, int]) -> int:
 
 
 def _random(value: Value, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    try:
+        return _drawn(value, shape, rng)
+    except (MemoryError, ValueError):  # which of them depends on how much too large it is
+        raise _too_large(value, shape) from None
+
+
+def _too_large(value: Value, shape: Sequence[int]) -> InputError:
+    size = format_size(math.prod(shape) * numpy_dtype(value).itemsize)
+    where = f"input {value.name!r}, which is {describe(value)}"
+    what = f"an array of shape {format_shape(shape)} takes {size}, more than there is"
+    return InputError(what, where=where, remedy="give it a smaller shape")
+
+
+def _drawn(value: Value, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
     if value.dtype == "string":
         return rng.integers(0, 2, shape).astype(str).astype(object)
     dtype = numpy_dtype(value)
@@ -216,8 +232,8 @@ def _file_errors(file: Path) -> Iterator[None]:
     except OSError as error:
         what = f"cannot read {file.name!r}: {error.strerror or error}"
         raise InputError(what, where=str(file), remedy="name a file that exists and is whole") from None
-    except (ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError, SyntaxError) as error:
-        what = f"{file.name!r} is damaged or of another kind: {error}"
+    except Exception as error:  # numpy's and zipfile's, on bytes of unknown origin
+        what = f"{file.name!r} is damaged or of another kind: {str(error) or type(error).__name__}"
         raise InputError(
             what, where=str(file), remedy="write it with numpy.save or numpy.savez, plain arrays only"
         ) from None
@@ -232,7 +248,15 @@ def image(file: Path, value: Value, pixels: Pixels) -> Array:
     """
     layout = _Layout.of(value)
     dtype = numpy_dtype(value)
-    picture = _open_image(file, layout)
+    picture = _open_image(file, "L" if layout.channels == 1 else "RGB")
+    size = layout.size(picture.width, picture.height)
+    try:
+        return _as_array(picture.resize(size, _LANCZOS), layout, value, dtype, pixels)
+    except (MemoryError, OverflowError, ValueError):
+        raise _too_large(value, layout.shape(*size)) from None
+
+
+def _as_array(picture: Image, layout: _Layout, value: Value, dtype: np.dtype[Any], pixels: Pixels) -> Array:
     numbers: Array = np.asarray(picture, dtype=np.float32).reshape(picture.height, picture.width, layout.channels)
     if dtype.kind not in "iub":
         mean, std = (_per_channel(part, layout, value) for part in (pixels.mean, pixels.std))
@@ -274,27 +298,29 @@ class _Layout:
             return max(1, int(width * (self.height / height))), self.height
         return self.width, max(1, int(height * (self.width / width))) if self.height is None else self.height
 
+    def shape(self, width: int, height: int) -> tuple[int, ...]:
+        """That of the array for a picture of `width` and `height`."""
+        sides = [height, width]
+        sides.insert(self.channel_axis, self.channels)
+        return (self.batch, *sides) if self.batch else tuple(sides)
 
-def _open_image(file: Path, layout: _Layout) -> Image:
+
+def _open_image(file: Path, mode: str) -> Image:
     try:
         import PIL.Image
     except ImportError:
         remedy = "pip install pillow, or give a .npy file"
         raise InputError("images need Pillow, which is not installed", where=str(file), remedy=remedy) from None
-    mode = "L" if layout.channels == 1 else "RGB"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", PIL.Image.DecompressionBombWarning)
             with PIL.Image.open(file) as opened:
-                size = layout.size(opened.width, opened.height)
-                picture: Image = opened.convert(mode).resize(size, PIL.Image.Resampling.LANCZOS)
-                return picture
+                return opened.convert(mode)
     except FileNotFoundError:
         raise InputError(f"there is no file {file.name!r}", where=str(file), remedy="name a file that exists") from None
-    except (
-        OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning
-    ) as error:  # fmt: skip
-        raise InputError(f"cannot read the image: {error}", where=str(file), remedy="give another image") from None
+    except Exception as error:  # Pillow's, on bytes of unknown origin
+        words = str(error) or type(error).__name__
+        raise InputError(f"cannot read the image: {words}", where=str(file), remedy="give another image") from None
 
 
 def _per_channel(numbers: tuple[float, ...], layout: _Layout, value: Value) -> Array:

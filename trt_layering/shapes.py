@@ -1,13 +1,18 @@
-"""Shapes as people write them, in YAML and on the command line. Imports only errors; bad text raises UsageError."""
+"""Shapes as people write them, in YAML and on the command line. Imports only errors and words; bad text raises
+UsageError."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 
 from trt_layering.errors import UsageError
+from trt_layering.words import quoted
 
 Shape = tuple[int, ...]
+
+_DIGITS = 18
 
 
 class ShapeRange:
@@ -41,7 +46,7 @@ class ShapeRange:
         wanted = ("min", "opt", "max")
         for key in value:
             if key not in wanted:
-                raise UsageError(f"unknown key {key!r} in a shape", remedy="the keys are min, opt and max")
+                raise UsageError(f"unknown key {quoted(key)} in a shape", remedy="the keys are min, opt and max")
         missing = [key for key in wanted if key not in value]
         if missing:
             raise UsageError(f"a shape range lacks {', '.join(missing)}", remedy="give min, opt and max, or one shape")
@@ -75,12 +80,18 @@ def parse_shape(value: object) -> Shape:
             value = [part.strip() for part in text[1:-1].split(",")] if text[1:-1].strip() else []
         else:
             value = re.split(r"[xX]", text) if text else []
-    if not isinstance(value, Sequence) or not all(re.fullmatch(r"[0-9]{1,18}", str(part)) for part in value):
-        raise UsageError(f"{value!r} is not a shape", remedy="write it like 1x3x224x224, every dim a number")
+    if not isinstance(value, Sequence) or not all(map(_is_dim, value)):
+        raise UsageError(f"{quoted(value)} is not a shape", remedy="write it like 1x3x224x224, every dim a number")
     shape = tuple(int(part) for part in value)
     if 0 in shape:
         raise UsageError(f"shape {format_shape(shape)} has a dim of zero", remedy="every dim must be above zero")
     return shape
+
+
+def _is_dim(part: object) -> bool:
+    if isinstance(part, str):
+        return re.fullmatch(rf"[0-9]{{1,{_DIGITS}}}", part) is not None
+    return isinstance(part, Integral) and not isinstance(part, bool) and 0 <= int(part) < 10**_DIGITS
 
 
 def parse_named(text: str) -> dict[str, Shape]:
@@ -96,14 +107,14 @@ def parse_named(text: str) -> dict[str, Shape]:
         pairs = [_named(text)]
     shapes = dict(pairs)
     if len(shapes) < len(pairs):
-        raise UsageError(f"{text!r} gives a shape twice", remedy="give it once")
+        raise UsageError(f"{quoted(text)} gives a shape twice", remedy="give it once")
     return shapes
 
 
 def _named(text: str) -> tuple[str, Shape]:
     name, colon, dims = text.rpartition(":")
     if not colon or not name:
-        raise UsageError(f"{text!r} is not a shape with a name", remedy="write it like x:1x3x224x224")
+        raise UsageError(f"{quoted(text)} is not a shape with a name", remedy="write it like x:1x3x224x224")
     return name, parse_shape(dims)
 
 

@@ -1,7 +1,7 @@
 """What the command line prints and where: results, errors in words, the one object of --json, and progress.
 
-May import errors; rich where progress is shown on a terminal. Errors that are none of ours become one; a reader who has
-gone is no error.
+May import errors; rich where progress is shown on a terminal. Errors that are none of ours become one. A reader who has
+gone is no error, and nothing else about standard error is; a result that cannot be written is one.
 """
 
 from __future__ import annotations
@@ -34,13 +34,17 @@ class Result:
     status: int = 0
 
 
-def leave_quietly() -> int:
-    """Standard output or error is a pipe whose reader has gone: let the interpreter's last flush go nowhere."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            os.dup2(nowhere, stream.fileno())
-    return NOBODY_READS
+def say(text: str, stream: TextIO) -> OSError | None:
+    """Write `text` to `stream` now. What cannot be written goes nowhere, or the interpreter's last flush would fail at
+    it again; why it cannot is returned."""
+    try:
+        stream.write(text)
+        stream.flush()
+    except OSError as error:
+        with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), stream.fileno())
+        return error
+    return None
 
 
 def explain(error: Exception) -> LayeringError:
@@ -52,6 +56,9 @@ def explain(error: Exception) -> LayeringError:
         return MemoryLimitError("the machine did not give the memory that was needed", remedy=remedy)
     if isinstance(error, ModuleNotFoundError):
         return LayeringError(f"{error.name} is not installed", remedy=f"pip install {error.name}")
+    if isinstance(error, FileNotFoundError) and not error.filename and _current_folder_is_gone():
+        where = os.environ.get("PWD", "")
+        return LayeringError("the current folder is gone", where=where, remedy="change to a folder that exists")
     if isinstance(error, OSError) and error.strerror:
         remedy = "free some disk space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check that path"
         return LayeringError(error.strerror, where=str(error.filename or ""), remedy=remedy if error.filename else "")
@@ -59,6 +66,14 @@ def explain(error: Exception) -> LayeringError:
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     remedy = "please report it with the command; TRT_LAYERING_TRACEBACK=1 before the command shows more"
     return LayeringError(f"a fault of trt-layering itself: {type(error).__name__}: {error}", where=where, remedy=remedy)
+
+
+def _current_folder_is_gone() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 class Stop(Protocol):
@@ -128,6 +143,7 @@ class Terminal:
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
+        _open_closed_streams()
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")
@@ -141,36 +157,53 @@ class Terminal:
         with contextlib.redirect_stdout(sys.stderr), _descriptor_redirected():
             yield
 
-    def show(self, result: Result) -> None:
-        self._print(result.data, result.lines)
+    def show(self, result: Result) -> int:
+        """Print `result`; the status to leave with."""
+        text = self._text(result.data, result.lines)
+        return self.leave(say(text, sys.stdout), result.status)
+
+    def leave(self, unwritten: OSError | None, status: int) -> int:
+        """The status to leave with: `status`, unless standard output could not be written, for the reason given."""
+        if unwritten is None:
+            return status
+        if isinstance(unwritten, BrokenPipeError):
+            return NOBODY_READS
+        what = f"the result cannot be written: {unwritten.strerror}"
+        error = LayeringError(what, where="standard output", remedy="let it go to a file on a drive with free space")
+        return self.failed(error, error.exit_status)
 
     def failed(self, error: LayeringError, status: int) -> int:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        """Print `error`; the status to leave with, which is `status` as long as somebody reads."""
+        say(f"error: {error}\n", sys.stderr)
         told: dict[str, Any] = {
             "kind": type(error).__name__, "what": error.what, "where": error.where, "remedy": error.remedy
         }  # fmt: skip
         if isinstance(error, BudgetError):
             told |= {"floor_bytes": error.floor, "parts": error.parts}
-        self._print({"error": told, "status": status}, ())
-        return status
+        unwritten = say(self._text({"error": told, "status": status}, ()), sys.stdout)
+        return NOBODY_READS if isinstance(unwritten, BrokenPipeError) else status
 
-    def _print(self, data: Mapping[str, Any], lines: Sequence[str]) -> None:
-        text = json.dumps(_plain(data), allow_nan=False) if self._as_json else "\n".join(lines)
-        if text:
-            print(text, flush=True)
+    def _text(self, data: Mapping[str, Any], lines: Sequence[str]) -> str:
+        if self._as_json:
+            return json.dumps(_plain(data), allow_nan=False) + "\n"
+        return "".join(f"{line}\n" for line in lines)
+
+
+def _open_closed_streams() -> None:
+    """What was closed leads nowhere instead: the next file opened would get its number, and what libraries print there;
+    and Python prints to standard output what was for a standard error that it lacks."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w", closefd=False))
 
 
 @contextlib.contextmanager
 def _descriptor_redirected() -> Iterator[None]:
-    """File descriptor 1 joined to 2 for a while, where Python's own standard output is that descriptor."""
-    if sys.__stdout__ is None or sys.__stderr__ is None:
-        yield
-        return
-    try:
-        kept = os.dup(1)
-    except OSError:
-        yield
-        return
+    """File descriptor 1 joined to 2 for a while."""
+    kept = os.dup(1)
     try:
         os.dup2(2, 1)
         yield

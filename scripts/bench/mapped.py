@@ -61,6 +61,7 @@ def run_chain(name: str, budget: int, shapes: Mapping[str, Sequence[int]], runs:
     """Child function: the same for a chain."""
     import trt_layering as tl
 
+    tl.share_thread_pool()
     feeds = chains.feeds(shapes)
     with tl.open_chain(name, repository=chains.REPOSITORY, budget=budget) as chain:
         seconds = [measure.timed(lambda: chain.run(feeds)) for _ in range(runs + 1)]

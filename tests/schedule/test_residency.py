@@ -73,6 +73,14 @@ def test_reads_bring_each_block_whole_in_whole_pages(case: Any) -> None:
         assert len(block) <= len({read.extent for read in reads})
 
 
+def test_an_arena_that_is_no_whole_pages_changes_nothing() -> None:
+    lengths = [(1 + index * 5 % 7) * PAGE for index in range(12)]
+    blocks = [[(index, length)] for index, length in enumerate(lengths)]
+    for arena in range(max(lengths), sum(lengths), PAGE):
+        for odd in (1, 512, PAGE - 1):
+            assert lay_out(blocks, arena + odd, PAGE, [1.0] * 12, 1e4) == lay_out(blocks, arena, PAGE, [1.0] * 12, 1e4)
+
+
 @given(laid_out())
 def test_waits_are_as_short_as_memory_allows(case: Any) -> None:
     """Page by page: a read waits for the last block that used one of its pages, and not for a later one."""

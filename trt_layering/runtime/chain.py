@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
+import os
 import threading
 import time
 import weakref
@@ -96,7 +97,7 @@ class Chain:
         _require_fit(folder, manifest, self._runtime)
         resident = manifest.optimised and self._budget >= self.footprint.resident
         self._blocks = (manifest.whole or manifest.blocks) if resident else manifest.blocks
-        self._static = {v.name: v for block in self._blocks for v in block.outputs if _nbytes(v) is not None}
+        self._static = _static_outputs(manifest.inputs, self._blocks)
         self._outputs = {value.name for value in manifest.outputs}
         self._drops = _last_uses(self._blocks)
         memory, buffers = self._place_activations()
@@ -108,11 +109,13 @@ class Chain:
         self._loader = self._supply.loader
         self._turn = threading.Lock()
         self._runner = 0
-        self._finalizer = weakref.finalize(self, _close_behind, self._supply, self._turn)
+        self._process = os.getpid()
+        self._finalizer = weakref.finalize(self, _close_behind, self._supply, self._turn, self._process)
         self._oversize: list[str] = []
         self._closing = self._release_after_run = False
         self._closed = False
         self._next = 0
+        self._unfinished = False
         self._sweeps = 0
         self._stall_seconds = self._execute_seconds = 0.0
         for fallback in self._fallbacks():
@@ -144,24 +147,41 @@ class Chain:
         """`run`, calling `observer` after each block, in this thread."""
         arrays = checked(feeds, self.manifest.inputs)
         self._note_size(arrays)
+        if os.getpid() != self._process:
+            raise ClosedError(
+                f"the chain {self.manifest.name!r} was opened by the process that this one was forked from",
+                remedy="open it again in this process; with multiprocessing, open it after the fork, or use spawn",
+            )
         with self._turn:
             if self._closing:
                 raise ClosedError(f"the chain {self.manifest.name!r} is closed", remedy="open it again")
             try:
                 self._runner = threading.get_ident()
+                if self._unfinished:  # a run was interrupted, and then its recovery, too
+                    self._recover()
                 with _memory_errors(self.manifest.name):
-                    results = self._sweep(self._next, arrays, observer)
-                self._next += len(self._blocks)
-                self._sweeps += 1
-                return results
+                    return self._whole_sweep(arrays, observer)
             except BaseException:
-                self._next += len(self._blocks)
-                self._loader.abandon(self._next)
+                self._recover()
                 raise
             finally:
                 self._runner = 0
                 if self._release_after_run:
                     self._release()
+
+    def _whole_sweep(self, arrays: dict[str, Array], observer: Observer | None) -> dict[str, Array]:
+        self._unfinished = True
+        first, self._next = self._next, self._next + len(self._blocks)
+        results = self._sweep(first, arrays, observer)
+        self._sweeps += 1
+        self._unfinished = False
+        return results
+
+    def _recover(self) -> None:
+        """Let the loader leave what the last sweep did not get to, if it did not end."""
+        if self._unfinished:
+            self._loader.abandon(self._next)
+            self._unfinished = False
 
     def _sweep(self, first: int, arrays: dict[str, Array], observer: Observer | None) -> dict[str, Array]:
         live = {name: self._runtime.wrap(array) for name, array in arrays.items()}
@@ -211,8 +231,11 @@ class Chain:
     def close(self) -> None:
         """Stop the loader, let a running inference end with ClosedError, and give all memory back. May be called from
         any thread, more than once; when it returns, nothing of the chain is in memory. Called by the thread that runs
-        an inference, from a signal handler, it returns at once and the inference gives the memory back as it ends."""
+        an inference, from a signal handler, it returns at once and the inference gives the memory back as it ends; in a
+        forked process it does nothing."""
         self._closing = True
+        if os.getpid() != self._process:
+            return
         self._loader.stop()
         if self._runner == threading.get_ident():
             self._release_after_run = True
@@ -273,11 +296,15 @@ class Chain:
         return memory, buffers
 
 
-def _close_behind(supply: Supply, turn: threading.Lock) -> None:
+def _close_behind(supply: Supply, turn: threading.Lock, process: int) -> None:
     """Close what a chain owned that nobody holds any more, or that is open as the interpreter ends: then a thread that
-    still runs it is waited for. One of the loader's own threads may have found it, in the middle of a read."""
+    still runs it is waited for. One of the loader's own threads may have found it, in the middle of a read. A forked
+    process has none of these threads, and leaves it to its parent."""
+    if os.getpid() != process:
+        return
     if supply.loader.owns_this_thread():
-        threading.Thread(target=_close_behind, args=(supply, turn), name="trt-layering-close").start()
+        arguments = (supply, turn, process)
+        threading.Thread(target=_close_behind, args=arguments, name="trt-layering-close").start()
         return
     supply.loader.stop()
     with turn:
@@ -300,6 +327,14 @@ def _require_fit(folder: Path, manifest: Manifest, runtime: Runtime) -> None:
             f"the chain was built for another machine ({theirs}); this one has {ours}",
             where=str(folder), remedy=rebuild_remedy(folder),
         )  # fmt: skip
+
+
+def _static_outputs(inputs: Sequence[Value], blocks: Sequence[Block]) -> dict[str, Value]:
+    """Activations of known size by name. Where an input's size varies there are none: what a file declares of values
+    behind it need not hold for the next input."""
+    if any(_nbytes(value) is None for value in inputs):
+        return {}
+    return {value.name: value for block in blocks for value in block.outputs if _nbytes(value) is not None}
 
 
 def _last_uses(blocks: Sequence[Block]) -> list[list[str]]:

@@ -22,6 +22,8 @@ def checked(feeds: Mapping[str, Any], inputs: Sequence[Value]) -> dict[str, Arra
     Arrays that already fit are passed on, not copied. A symbol must have one size everywhere.
     """
     known = [value.name for value in inputs]
+    if not isinstance(feeds, Mapping):
+        raise InputError(f"feeds are no mapping but {type(feeds).__name__}", remedy="feed {name: array, ...}")
     for name in feeds:
         if name not in known:
             close = difflib.get_close_matches(str(name), known, n=1)

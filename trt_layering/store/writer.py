@@ -330,7 +330,11 @@ def disk_errors(where: Path, needed: int | None = None) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise BuildError(f"cannot write the chain: {error.strerror or error}", where=str(where)) from error
+            raise BuildError(
+                f"cannot write the chain: {error.strerror or error}",
+                where=str(error.filename or where),
+                remedy="check that the folder is there and can be written, or name another --repository",
+            ) from error
         free = format_size(shutil.disk_usage(next(parent for parent in where.parents if parent.exists())).free)
         need = "" if needed is None else f": {format_size(needed)} more needed for one extent"
         raise BuildError(

@@ -33,6 +33,7 @@ from trt_layering.store.manifest import WEIGHTS_FILE, Block
 Array = np.ndarray[Any, Any]
 
 PROVIDERS = ["CPUExecutionProvider"]
+_OUT_OF_MEMORY = ("Failed to allocate", "bad_alloc", "PosixThread", "Resource temporarily unavailable")
 _ALLOCATOR = {
     "max_mem": 0,
     "arena_extend_strategy": 1,  # as much as was asked for, not the next power of two
@@ -143,21 +144,21 @@ def uncut_options(optimised: bool) -> ort.SessionOptions:
 
 
 @contextmanager
-def reported(where: str) -> Iterator[None]:
-    """Turns what ONNX Runtime raises inside into ours."""
+def reported(where: str, remedy: str = "check the input's shapes; if they are right, rebuild") -> Iterator[None]:
+    """Turns what ONNX Runtime raises inside into ours; `remedy` is for what is not about memory."""
     try:
         yield
     except LayeringError:
         raise
     except Exception as error:
         text = str(error)
-        if isinstance(error, MemoryError) or "Failed to allocate" in text or "bad_alloc" in text:
+        if isinstance(error, MemoryError) or any(words in text for words in _OUT_OF_MEMORY):
             raise MemoryLimitError(
-                "ONNX Runtime could not allocate memory", where=where, remedy="lower the budget or the input's size"
+                f"ONNX Runtime could not have the memory or the threads that it needs: {text}",
+                where=where,
+                remedy="lower the budget or the input's size, or raise the process's limits",
             ) from error
-        raise BackendError(
-            f"ONNX Runtime refused: {text}", where=where, remedy="check the input's shapes; if they are right, rebuild"
-        ) from error
+        raise BackendError(f"ONNX Runtime refused: {text}", where=where, remedy=remedy) from error
 
 
 class OnnxRuntime:
@@ -217,7 +218,7 @@ class OnnxRuntime:
         """Make the shared allocator, and the C library, give back what no engine uses."""
         gc.collect()
         with reported("giving scratch memory back"):
-            session = ort.InferenceSession(_IDENTITY, session_options(self._shared_threads), providers=PROVIDERS)
+            session = ort.InferenceSession(_IDENTITY, session_options(has_shared_threads()), providers=PROVIDERS)
             shrink = ort.RunOptions()
             shrink.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
             session.run(None, {"x": np.zeros(1, np.float32)}, shrink)

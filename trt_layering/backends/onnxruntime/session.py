@@ -37,7 +37,7 @@ def open_session(model: ir.Model, optimise: bool, saved: Path | None = None) -> 
             "session.optimized_model_external_initializers_min_size_in_bytes", str(_INLINE_UNDER)
         )
     proto, weights = _apart(model)
-    with reported(f"graph {model.graph.name!r}"):
+    with reported(f"graph {model.graph.name!r}", "look for free disk space; check the model with plain ONNX Runtime"):
         arrays = {name: tensor.numpy() for name, tensor in weights.items()}
         if arrays:
             options.add_external_initializers(list(arrays), [tensor_over(array) for array in arrays.values()])

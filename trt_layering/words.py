@@ -1,0 +1,22 @@
+"""What users give: whether it is text at all, and how a message quotes it. Imports nothing of ours and cannot fail."""
+
+from __future__ import annotations
+
+import re
+import reprlib
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 1, 80, 80
+
+
+def quoted(value: object) -> str:
+    """`value` as its repr, but cut short where that is long or nested."""
+    try:
+        return _SHORT.repr(value)
+    except ValueError:  # Python refuses to write out numbers of thousands of digits
+        return f"a huge {type(value).__name__}"
+
+
+def is_text(word: str) -> bool:
+    """Whether `word` can be a path and stand in a manifest: it is UTF-8, without a NUL."""
+    return re.search("[\0\ud800-\udfff]", word) is None
