@@ -47,6 +47,34 @@ def _budget(repository: str, name: str, mode: str) -> int:
     return {"floor": needs.floor, "arena": needs.fixed + needs.weights - 64 * 1024, "resident": needs.resident}[mode]
 
 
+def forked(repository: str, name: str) -> dict[str, Any]:
+    """What a chain says in a forked process, how that ends, and whether the parent's chain still runs."""
+    with tl.open_chain(name, repository=repository, budget=_budget(repository, name, "floor")) as chain:
+        feeds = seeded(chain.inputs, {}, 0)
+        chain.run(feeds)
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(writer, json.dumps(_in_the_child(chain, feeds)).encode())
+            sys.exit(0)  # through the interpreter's exit hooks
+        os.close(writer)
+        with os.fdopen(reader) as answer:
+            found = json.loads(answer.read())
+        _, status = os.waitpid(child, 0)
+        chain.run(feeds)
+        return {**found, "exit": os.waitstatus_to_exitcode(status), "parent": chain.stats()["sweeps"] == 2}
+
+
+def _in_the_child(chain: Any, feeds: Any) -> dict[str, str]:
+    try:
+        chain.run(feeds)
+        said = "ran"
+    except tl.LayeringError as error:
+        said = type(error).__name__
+    chain.close()
+    return {"run": said, "close": "returned"}
+
+
 def peak(repository: str, name: str, mode: str, extra: int, runs: int) -> tuple[int, int]:
     """How far the peak lies above what the process had when it had imported everything, and the budget, which is
     `extra` more than `mode` needs."""

@@ -34,6 +34,7 @@ from tests.chains import (
     uncut,
 )
 from tests.graph import strategies
+from tests.runtime import measured
 from tests.runtime.drives import PATIENCE, Broken, Faulty, Hanging, failure
 from trt_layering import building
 from trt_layering.building import Built, build
@@ -499,6 +500,29 @@ def test_an_interruption_before_the_first_block_leaves_the_chain_usable(
             with pytest.raises(KeyboardInterrupt):
                 chain.run(feed())
         assert_same(chain.run(feed()), uncut(source, feed()))
+
+
+def test_an_interruption_of_the_recovery_from_an_interruption(
+    source: Path, built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(built, budgets(built)["floor"]) as chain:
+        for _ in range(2):
+            with monkeypatch.context() as patch:
+                patch.setattr(chain, "_sweep", _raising(KeyboardInterrupt()))
+                patch.setattr(chain._loader, "abandon", _raising(KeyboardInterrupt()))
+                with pytest.raises(KeyboardInterrupt):
+                    chain.run(feed())
+            assert_same(chain.run(feed()), uncut(source, feed()))
+
+
+def test_a_forked_process_is_told_and_its_parent_goes_on(source: Path, built: Built) -> None:
+    """The child has none of the loader's threads: it must neither wait for them in `run` or `close`, nor at its end."""
+    assert measured.call(measured.forked, repository=str(built.path.parent.parent), name="layers") == {
+        "run": "ClosedError",
+        "close": "returned",
+        "exit": 0,
+        "parent": True,
+    }
 
 
 def test_threads_that_cannot_be_had(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:

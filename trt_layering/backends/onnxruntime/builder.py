@@ -19,7 +19,7 @@ import onnx_ir as ir
 from trt_layering.backends.base import Progress
 from trt_layering.backends.onnxruntime import machine
 from trt_layering.backends.onnxruntime.session import inline, learn_types, open_session
-from trt_layering.graph.blocks import Cutter
+from trt_layering.graph.blocks import Cutter, extract
 from trt_layering.graph.cuts import choose_cuts, find_cuts
 from trt_layering.graph.model import normalise
 from trt_layering.store.manifest import WEIGHTS_FILE
@@ -41,14 +41,12 @@ def _sizes(model: ir.Model, left_out: Set[str]) -> dict[str, int]:
     return {name: v.const_value.nbytes for name, v in values if v.const_value and name not in left_out}
 
 
-def windows(model: ir.Model, memory: int, left_out: Set[str] = frozenset()) -> Iterator[ir.Model]:
-    """Consecutive parts of `model`, sharing its tensors, as large as `memory` bytes allow; often one.
+def windows(model: ir.Model, size: int, left_out: Set[str] = frozenset()) -> Iterator[ir.Model]:
+    """Consecutive parts of `model`, sharing its tensors, with at most `size` bytes of weights where the graph allows.
 
     Weights in `left_out` count for nothing.
     """
-    stops = []
-    if not is_small(model, memory, left_out):
-        stops = choose_cuts(model.graph, find_cuts(model.graph), memory // _WINDOWS, _sizes(model, left_out))
+    stops = choose_cuts(model.graph, find_cuts(model.graph), size, _sizes(model, left_out))
     cutter = Cutter(model)
     bounds = [0, *stops, len(model.graph)]
     for start, stop in pairwise(bounds):
@@ -67,7 +65,9 @@ class OnnxRuntimeBuilder:
     def prepare(self, model: ir.Model, work: Path, memory: int, progress: Progress) -> list[ir.Model]:
         """Windows of `model` as ONNX Runtime optimises them, typed; their folded weights are files in `work`."""
         left_out = frozenset() if is_small(model, memory) else _plain_matrices(model.graph)
-        parts = list(windows(model, memory, left_out))
+        whole = is_small(model, memory, left_out)
+        size = memory // _WINDOWS
+        parts = [extract(model, 0, len(model.graph))] if whole else list(windows(model, size, left_out))
         prepared = []
         for index, part in enumerate(parts):
             progress("prepare", index, len(parts))

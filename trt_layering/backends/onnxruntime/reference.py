@@ -19,6 +19,7 @@ from trt_layering.store.manifest import Block, Chain
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+_WINDOWS = 64  # the part of the memory that a window may have; smaller than for preparing, where seams would last
 _CLEARLY = 1e-3
 """As a part of the largest element: more than optimisation alone makes activations differ."""
 
@@ -65,7 +66,7 @@ def _in_windows(task: Mapping[str, Any], source: ir.Model, trials: Sequence[chil
     inside = {value for node in source.graph for value in node.outputs if value.name in task["inside"]}
     source.graph.outputs.extend(sorted(inside.difference(source.graph.outputs), key=lambda value: value.name or ""))
     lives = [dict(feeds) for feeds in trials]
-    for window in windows(source, task["memory"]):
+    for window in windows(source, max(1, task["memory"] // _WINDOWS)):
         session = open_session(window, optimise=task["optimise"])
         names = [value.name or "" for value in window.graph.outputs]
         for live in lives:
