@@ -7,6 +7,8 @@ import pytest
 from trt_layering.errors import UsageError
 from trt_layering.units import format_size, parse_size
 
+HUGE = pytest.param(10**5000, id="huge")
+
 
 @pytest.mark.parametrize(
     ("size", "parsed"),
@@ -16,13 +18,13 @@ def test_sizes(size, parsed):
     assert parse_size(size) == parsed
 
 
-@pytest.mark.parametrize("size", ["", "MiB", "4 parsecs", "-1", "1e3", 0, -1, "0.4", True, None, 1.5, [1], -(10**5000)])
+@pytest.mark.parametrize("size", ["", "MiB", "4 parsecs", "-1", "1e3", 0, -1, "0.4", True, None, 1.5, [1]])
 def test_what_is_no_size(size):
     with pytest.raises(UsageError, match="--budget"):
         parse_size(size, what="--budget")
 
 
-@pytest.mark.parametrize("size", ["9" * 400, "9" * 5000, 10**400, 10**5000, (1 << 62) + 1, "5000000000GiB"])
+@pytest.mark.parametrize("size", ["9" * 400, "9" * 5000, 10**400, HUGE, (1 << 62) + 1, "5000000000GiB"])
 def test_what_no_machine_has(size):
     with pytest.raises(UsageError, match="at most 4 EiB") as caught:
         parse_size(size)

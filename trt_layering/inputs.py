@@ -315,7 +315,8 @@ def _open_image(file: Path, mode: str) -> Image:
         with warnings.catch_warnings():
             warnings.simplefilter("error", PIL.Image.DecompressionBombWarning)
             with PIL.Image.open(file) as opened:
-                return opened.convert(mode)
+                picture: Image = opened.convert(mode)
+                return picture
     except FileNotFoundError:
         raise InputError(f"there is no file {file.name!r}", where=str(file), remedy="name a file that exists") from None
     except Exception as error:  # Pillow's, on bytes of unknown origin
