@@ -516,7 +516,7 @@ def test_an_interruption_of_the_recovery_from_an_interruption(
 
 
 def test_a_forked_process_is_told_and_its_parent_goes_on(source: Path, built: Built) -> None:
-    """The child has none of the loader's threads: it must neither wait for them in `run` or `close`, nor at its end."""
+    """The child has none of the loader's threads and must not wait for them."""
     assert measured.call(measured.forked, repository=str(built.path.parent.parent), name="layers") == {
         "run": "ClosedError",
         "close": "returned",

@@ -376,8 +376,8 @@ def test_what_was_read_ahead_past_a_failure_is_read_again_before_it_executes(tmp
 
 
 class _Failing:
-    """Fails the first read of block 7 and the second of block 0, once block 1 has been read for the second time; while it
-    is read for the third time, its place holds rubbish until `release`."""
+    """Fails the first read of block 7 and the second of block 0, once block 1 has been read for the second time; while
+    it is read for the third time, its place holds rubbish until `release`."""
 
     def __init__(self, block_of: dict[int, int]) -> None:
         self._block_of = block_of
