@@ -266,47 +266,40 @@ class OnnxRuntimeEngine:
             placed = {**self._buffers, **into}
             if self._takes_text:
                 return self._execute_on_arrays(self._session, live, placed)
-            if not any(name in placed for name in self._outputs):
-                results = self._session.run_with_ort_values(self._outputs, {name: live[name] for name in self._inputs})
-                return dict(zip(self._outputs, results, strict=True))
-            return self._execute_in_place(self._session, live, placed)
+            if all(name in placed for name in self._outputs):
+                return self._execute_in_place(self._session, live, placed)
+            results = self._session.run_with_ort_values(self._outputs, {name: live[name] for name in self._inputs})
+            return self._put(dict(zip(self._outputs, results, strict=True)), placed)
 
     def _execute_in_place(
         self, session: ort.InferenceSession, live: Mapping[str, ort.OrtValue], placed: Mapping[str, ort.OrtValue]
     ) -> dict[str, ort.OrtValue]:
-        """Outputs go to the tensors `placed` names; ONNX Runtime allocates the others."""
+        """All outputs go to the tensors that `placed` names."""
         if self._loose:
             self._bind_inputs({name: live[name] for name in self._inputs})
-        allocated = any(name not in placed for name in self._outputs)
-        if allocated:
-            self._binding.clear_binding_outputs()  # so that `get_outputs` has the order in which they are bound now
         for name in self._outputs:
-            if name not in placed:
-                self._binding.bind_output(name)
-            elif allocated or name not in self._buffers:
+            if name not in self._buffers:
                 self._binding.bind_ortvalue_output(name, placed[name])
         session.run_with_iobinding(self._binding)
-        # A binding would keep its tensors until the next sweep.
         if self._loose:
-            self._binding.clear_binding_inputs()
-        if not allocated:
-            return {name: placed[name] for name in self._outputs}
-        results = dict(zip(self._outputs, self._binding.get_outputs(), strict=True))
-        self._binding.clear_binding_outputs()
-        self._bind_outputs(self._buffers)
-        return results
+            self._binding.clear_binding_inputs()  # a binding would keep its tensors until the next sweep
+        return {name: placed[name] for name in self._outputs}
+
+    def _put(self, results: Mapping[str, Any], placed: Mapping[str, ort.OrtValue]) -> dict[str, Any]:
+        """Copy those `results` that have a place there. (A binding could mix both kinds, but in ONNX Runtime 1.23 what
+        it allocates does not outlive its being cleared.)"""
+        for name in self._outputs:
+            if name in placed:
+                placed[name].update_inplace(as_array(results[name]))
+        return {**results, **{name: placed[name] for name in self._outputs if name in placed}}
 
     def _execute_on_arrays(
         self, session: ort.InferenceSession, live: Mapping[str, Any], placed: Mapping[str, ort.OrtValue]
     ) -> dict[str, Any]:
         """The only way in for text; everything else is copied."""
         arrays = session.run(self._outputs, {name: as_array(live[name]) for name in self._inputs})
-        results: dict[str, Any] = {}
-        for name, array in zip(self._outputs, arrays, strict=True):
-            if name in placed:
-                placed[name].update_inplace(array)
-            results[name] = placed.get(name, array if array.dtype.kind == "O" else tensor_over(array))
-        return results
+        results = {n: a if a.dtype.kind == "O" else tensor_over(a) for n, a in zip(self._outputs, arrays, strict=True)}
+        return self._put(results, placed)
 
     def close(self) -> None:
         """Drop the session and everything it refers to."""
