@@ -13,7 +13,7 @@ from hypothesis import settings
 from tests import real_models
 
 # A slow machine is no failure; a failure is to be had again by what it printed.
-settings.register_profile("repository", deadline=None, print_blob=True)
+settings.register_profile("repository", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("repository")
 
 

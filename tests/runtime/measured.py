@@ -49,7 +49,7 @@ def _budget(repository: str, name: str, mode: str) -> int:
 
 def forked(repository: str, name: str) -> dict[str, Any]:
     """What a chain says in a forked process, and whether the parent's chain still runs. The child ends as those of
-    multiprocessing do: through the interpreter's exit, ONNX Runtime would wait for threads that a fork does not copy."""
+    multiprocessing do: at the interpreter's exit ONNX Runtime would wait for threads that a fork does not copy."""
     with tl.open_chain(name, repository=repository, budget=_budget(repository, name, "floor")) as chain:
         feeds = seeded(chain.inputs, {}, 0)
         chain.run(feeds)
