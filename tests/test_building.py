@@ -562,6 +562,53 @@ def test_a_wrong_answer_is_refused_and_names_the_block(
     assert caught.value.remedy
 
 
+def test_a_wrong_answer_with_everything_in_memory_is_refused(
+    tmp_path: Path, earlier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = OnnxRuntimeBuilder.write_engine
+
+    def write_engine(self: OnnxRuntimeBuilder, block: Any, path: Path, places: Any) -> None:
+        real(self, block, path, places)
+        if path.name.startswith("whole-"):
+            proto = onnx.load(path, load_external_data=False)
+            proto.graph.node[1].op_type = "Sigmoid"
+            onnx.save(proto, path)
+
+    monkeypatch.setattr(OnnxRuntimeBuilder, "write_engine", write_engine)
+    with pytest.raises(BuildError, match="'y' differs by") as caught:
+        built(earlier, tmp_path, block_size="16KiB")
+    assert "whole" in caught.value.where
+
+
+def test_sixteen_bit_activations_that_seams_round_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    """ONNX Runtime computes these in 32 bits and, uncut, does not round in between."""
+    half = TensorProto.FLOAT16
+    rng = np.random.default_rng(0)
+    weights = [numpy_helper.from_array(rng.standard_normal((64, 64)).astype(np.float16), f"w{i}") for i in range(3)]
+    nodes = [node("MatMul", ["x", "w0"], ["a"]), node("Tanh", ["a"], ["b"]), node("MatMul", ["b", "w1"], ["c"])]
+    nodes += [node("Tanh", ["c"], ["d"]), node("MatMul", ["d", "w2"], ["y"])]
+    proto = model(nodes, [info("x", half, ["n", 64])], [info("y", half, ["n", 64])], weights)
+    with pytest.raises(BuildError, match="'y' differs by") as caught:
+        built(proto, tmp_path, block_size="8KiB", optimise=False)
+    assert "float32" in caught.value.remedy
+    path, whole = built(proto, tmp_path, optimise=False)  # nothing passes between blocks
+    assert_answers(path, whole, {"x": rng.standard_normal((3, 64)).astype(np.float16)}, exact=True)
+
+
+def test_shapes_that_do_not_hold_are_forgotten_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing infers shapes behind ONNX Runtime's own operators: what the file declares is all there is."""
+    nodes = [node("MatMul", ["x", "w0"], ["h"]), node("Tanh", ["h"], ["t"])]
+    nodes.append(helper.make_node("FusedMatMul", ["t", "w1"], ["y"], domain="com.microsoft"))
+    ends = [info("x", FLOAT, [1, 64])], [info("y", FLOAT, [2, 64])]
+    proto = model(nodes, *ends, [weight("w0", 64, 64), weight("w1", 64, 64)])
+    proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    path, done = built(proto, tmp_path, block_size="16KiB", optimise=False)
+    assert len(done.manifest.blocks) == 2
+    assert done.manifest.blocks[1].outputs[0].shape is None
+    assert "shapes do not hold" in caplog.text
+    assert_answers(path, done, feed(1), exact=True)
+
+
 def test_a_wrong_answer_is_refused_by_child_processes_too(
     tmp_path: Path, earlier: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

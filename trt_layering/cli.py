@@ -159,7 +159,7 @@ def _ran(
     for key in ("budget", "floor", "arena", "resident"):
         if stats.get(f"{key}_bytes"):
             rows.append((key, format_size(stats[f"{key}_bytes"])))
-    rows.append(("whole process, peak", format_size(peak)))
+    rows.append(("whole process with Python and libraries, peak", format_size(peak)))
     notes = [f"note: {note}" for note in stats["fallbacks"]]
     return Result(data, [*columns([_output_row(key, part) for key, part in told.items()]), *columns(rows), *notes])
 

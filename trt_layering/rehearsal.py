@@ -5,6 +5,7 @@ It runs in a child process, whose memory is the chain's alone. May import the ru
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from trt_layering import child
 from trt_layering.errors import BackendError
 from trt_layering.store.manifest import Block, Chain, Memory, Times
+
+log = logging.getLogger("trt_layering")
 
 _RUNS = 3
 _ENOUGH_SECONDS = 1.0
@@ -25,16 +29,38 @@ def rehearse(folder: Path, draft: Chain, work: Path) -> tuple[Chain, list[child.
     """Run the chain in `folder`, which has no manifest yet, at its floor on each set of arrays in `work/trials.npz`.
 
     Returns `draft` with measured memory and times, and the outputs. Where activations do not have the shapes that the
-    model declares, these are forgotten, and the activations are allocated as they come.
+    model declares, these are forgotten, which the log says, and the activations are allocated as they come.
     """
     task = {"folder": str(folder.absolute()), "trials": str(work / "trials.npz"), "outputs": str(work / "outputs.npz")}
     try:
         measured = child.call(_run, {**task, "chain": msgspec.to_builtins(draft)})
-    except BackendError:
+    except BackendError as error:
         draft = _without_shapes(draft)
         measured = child.call(_run, {**task, "chain": msgspec.to_builtins(draft)})
+        log.warning("activations are allocated as they come, since the model's shapes do not hold: %s", error.what)
     memory, times = msgspec.convert(measured["memory"], Memory), msgspec.convert(measured["times"], Times)
     return msgspec.structs.replace(draft, memory=memory, times=times), child.load_arrays(work / "outputs.npz")
+
+
+def rehearse_resident(folder: Path, chain: Chain, work: Path) -> list[child.Feeds]:
+    """The outputs of the chain in `folder` for each set of arrays in `work/trials.npz` with everything in memory."""
+    task = {"folder": str(folder.absolute()), "trials": str(work / "trials.npz"), "outputs": str(work / "resident.npz")}
+    child.call(_run_resident, {**task, "chain": msgspec.to_builtins(chain)})
+    return child.load_arrays(work / "resident.npz")
+
+
+def _run_resident(task: Mapping[str, Any]) -> None:
+    """In the child."""
+    from trt_layering.runtime.chain import Chain as OpenChain
+    from trt_layering.runtime.loader import LoaderOptions
+
+    chain = OpenChain(Path(task["folder"]), msgspec.convert(task["chain"], Chain), budget=None, loader=LoaderOptions())
+    try:
+        chain.start()
+        outputs = [chain.run(feeds) for feeds in child.load_arrays(Path(task["trials"]))]
+    finally:
+        chain.close()
+    child.save_arrays(Path(task["outputs"]), outputs)
 
 
 def _without_shapes(draft: Chain) -> Chain:
@@ -42,7 +68,9 @@ def _without_shapes(draft: Chain) -> Chain:
         outputs = tuple(msgspec.structs.replace(value, shape=None) for value in block.outputs)
         return msgspec.structs.replace(block, outputs=outputs)
 
-    return msgspec.structs.replace(draft, blocks=tuple(map(forget, draft.blocks)))
+    return msgspec.structs.replace(
+        draft, blocks=tuple(map(forget, draft.blocks)), whole=tuple(map(forget, draft.whole))
+    )
 
 
 def _run(task: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,8 +128,7 @@ def _repeat(run: Callable[[], child.Feeds]) -> child.Feeds:
 
 
 def tensor_bytes(tensor: Any) -> int:
-    """Bytes of a backend's tensor; 0 for what has no fixed size, such as text."""
-    try:
-        return int(tensor.tensor_size_in_bytes())
-    except Exception:
+    """Bytes of a backend's tensor; 0 for text, which has no fixed size."""
+    if isinstance(tensor, np.ndarray) or tensor.data_type() == "tensor(string)":
         return 0
+    return int(tensor.tensor_size_in_bytes())

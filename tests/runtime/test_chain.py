@@ -502,6 +502,33 @@ def test_an_interruption_before_the_first_block_leaves_the_chain_usable(
         assert_same(chain.run(feed()), uncut(source, feed()))
 
 
+def test_a_run_within_a_run_is_refused(source: Path, built: Built) -> None:
+    """A signal handler may try it: it would take the place of the blocks that are being executed."""
+    with opened(built, budgets(built)["floor"]) as chain:
+        with pytest.raises(UsageError, match="within"):
+            chain.observe(feed(), lambda index, seconds, live: chain.run(feed()))
+        assert_same(chain.run(feed()), uncut(source, feed()))
+
+
+def test_close_by_a_signal_handler_before_the_first_block(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread has its turn already, and is not known to run yet."""
+    chain = opened(built, budgets(built)["floor"])
+    turn = chain._turn
+
+    class Closing:
+        def __enter__(self) -> None:
+            turn.acquire()
+            monkeypatch.setattr(chain, "_turn", turn)
+            chain.close()
+
+        def __exit__(self, *_: object) -> None:
+            turn.release()
+
+    monkeypatch.setattr(chain, "_turn", Closing())
+    with pytest.raises(ClosedError):
+        chain.run(feed())
+
+
 def test_an_interruption_of_the_recovery_from_an_interruption(
     source: Path, built: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:

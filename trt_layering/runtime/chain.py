@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,7 +23,7 @@ import numpy as np
 
 from trt_layering import backends
 from trt_layering.backends.base import Runtime
-from trt_layering.errors import ClosedError, ForeignError, MemoryLimitError
+from trt_layering.errors import ClosedError, ForeignError, MemoryLimitError, UsageError
 from trt_layering.runtime.feeds import checked
 from trt_layering.runtime.footprint import Footprint
 from trt_layering.runtime.loader import LoaderOptions
@@ -107,7 +107,7 @@ class Chain:
         else:
             self._supply = stream(folder, manifest, self._runtime, buffers, loader, arena_bytes)
         self._loader = self._supply.loader
-        self._turn = threading.Lock()
+        self._turn = threading.RLock()  # a signal handler may close the chain while its thread takes the turn
         self._runner = 0
         self._process = os.getpid()
         self._finalizer = weakref.finalize(self, _close_behind, self._supply, self._turn, self._process)
@@ -155,6 +155,11 @@ class Chain:
         with self._turn:
             if self._closing:
                 raise ClosedError(f"the chain {self.manifest.name!r} is closed", remedy="open it again")
+            if self._runner:
+                raise UsageError(
+                    f"the chain {self.manifest.name!r} was run within a run of its own",
+                    remedy="run it after the first has ended; a signal handler may only close it",
+                )
             try:
                 self._runner = threading.get_ident()
                 if self._unfinished:  # a run was interrupted, and then its recovery, too
@@ -209,7 +214,7 @@ class Chain:
         return {value.name: results[value.name] for value in self.manifest.outputs}
 
     def stats(self) -> dict[str, Any]:
-        """What happened so far: counts, seconds and bytes; all zero-based numbers count from open."""
+        """What happened since open, in counts, seconds and bytes, and what the chain takes. A new dict each time."""
         return {
             "sweeps": self._sweeps,
             "bytes_read": self._loader.bytes_read,
@@ -296,7 +301,7 @@ class Chain:
         return memory, buffers
 
 
-def _close_behind(supply: Supply, turn: threading.Lock, process: int) -> None:
+def _close_behind(supply: Supply, turn: AbstractContextManager[Any], process: int) -> None:
     """Close what a chain owned that nobody holds any more, or that is open as the interpreter ends: then a thread that
     still runs it is waited for. One of the loader's own threads may have found it, in the middle of a read. A forked
     process has none of these threads, and leaves it to its parent."""
