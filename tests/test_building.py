@@ -92,9 +92,9 @@ def test_what_was_built_is_what_was_published(tmp_path: Path) -> None:
         "fp32",
         16384,
     )
-    assert len(manifest.times.execute_seconds) == len(manifest.blocks) == 4
-    assert all(0 < seconds < 1 for seconds in manifest.times.execute_seconds)
-    assert manifest.times.read_rate > 0
+    assert len(manifest.profile.execute_seconds) == len(manifest.blocks) == 4
+    assert all(0 < seconds < 1 for seconds in manifest.profile.execute_seconds)
+    assert manifest.profile.read_rate > 0
     assert manifest.memory.shapes == {"x": (1, 64)}
     assert manifest.memory.engines > 0
     assert manifest.check.max_abs_output > 0

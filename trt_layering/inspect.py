@@ -118,7 +118,7 @@ def _chain_lines(chain: Chain, footprint: Footprint, data: dict[str, Any]) -> li
 
 def _block(chain: Chain, index: int) -> dict[str, Any]:
     block = chain.blocks[index]
-    seconds = chain.times.execute_seconds
+    seconds = chain.profile.execute_seconds
     return {
         "name": block.name, "file": block.file, "bytes": chain.block_bytes(index), "extents": list(block.extents),
         "tensors": sum(len(chain.extents[extent].tensors) for extent in block.extents),

@@ -17,7 +17,7 @@ import numpy as np
 
 from trt_layering import child
 from trt_layering.errors import BackendError
-from trt_layering.store.manifest import Block, Chain, Memory, Times
+from trt_layering.store.manifest import Block, Chain, Memory
 
 log = logging.getLogger("trt_layering")
 
@@ -38,8 +38,11 @@ def rehearse(folder: Path, draft: Chain, work: Path) -> tuple[Chain, list[child.
         draft = _without_shapes(draft)
         measured = child.call(_run, {**task, "chain": msgspec.to_builtins(draft)})
         log.warning("activations are allocated as they come, since the model's shapes do not hold: %s", error.what)
-    memory, times = msgspec.convert(measured["memory"], Memory), msgspec.convert(measured["times"], Times)
-    return msgspec.structs.replace(draft, memory=memory, times=times), child.load_arrays(work / "outputs.npz")
+    memory = msgspec.convert(measured["memory"], Memory)
+    times = measured["times"]
+    seconds = tuple(times["execute_seconds"])
+    profile = msgspec.structs.replace(draft.profile, execute_seconds=seconds, read_rate=times["read_rate"])
+    return msgspec.structs.replace(draft, memory=memory, profile=profile), child.load_arrays(work / "outputs.npz")
 
 
 def rehearse_resident(folder: Path, chain: Chain, work: Path) -> list[child.Feeds]:

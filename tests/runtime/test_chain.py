@@ -826,8 +826,8 @@ def test_the_observer_sees_each_block_and_what_is_alive(built: Built) -> None:
 
 def test_a_manifest_without_times_opens(copy: Built) -> None:
     """The format allows it."""
-    times = msgspec.structs.replace(copy.manifest.times, execute_seconds=(), read_rate=0.0)
-    with opened(republished(copy, times=times), budgets(copy)["middle"]) as chain:
+    profile = msgspec.structs.replace(copy.manifest.profile, execute_seconds=(), read_rate=0.0)
+    with opened(republished(copy, profile=profile), budgets(copy)["middle"]) as chain:
         chain.run(feed())
 
 

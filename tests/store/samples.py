@@ -7,11 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import xxhash
 
 from trt_layering.store.manifest import (
+    FORMAT_VERSION,
     MANIFEST_FILE,
+    UNMEASURED,
     WEIGHTS_FILE,
     Backend,
     Block,
@@ -19,7 +22,6 @@ from trt_layering.store.manifest import (
     Check,
     Extent,
     Memory,
-    Times,
     Value,
     read_manifest,
     tensor_nbytes,
@@ -39,7 +41,7 @@ TENSORS: tuple[tuple[tuple[str, str, tuple[int, ...]], ...], ...] = (
 
 def chain_of(extents: tuple[Extent, ...], blocks: tuple[Block, ...], **changes: Any) -> Chain:
     fields: dict[str, Any] = {
-        "format": 1,
+        "format": FORMAT_VERSION,
         "name": "tiny",
         "source": "tiny.onnx",
         "source_digest": "0" * 32,
@@ -52,7 +54,7 @@ def chain_of(extents: tuple[Extent, ...], blocks: tuple[Block, ...], **changes: 
         "extents": extents,
         "blocks": blocks,
         "memory": Memory(activations=128, scratch=64, engines=0, shapes={"x": (1, 3, 4)}),
-        "times": Times(execute_seconds=(0.001,) * len(blocks), read_rate=1e9),
+        "profile": msgspec.structs.replace(UNMEASURED, execute_seconds=(0.001,) * len(blocks)),
         "check": Check(max_abs_diff=0.0, max_abs_output=1.5, seed=0),
     }
     return Chain(**(fields | changes))

@@ -63,8 +63,9 @@ def stream(
 ) -> Supply:
     """Engines over an arena of at most `arena_bytes`, through which the weights pass."""
     blocks = [[(e, chain.extents[e].length) for e in block.extents] for block in chain.blocks]
-    execute = chain.times.execute_seconds or (0.0,) * len(blocks)  # a chain need not have been timed
-    schedule = lay_out(blocks, arena_bytes, options.read_bytes, execute, chain.times.read_rate or _USUAL_RATE)
+    execute = chain.profile.execute_seconds or (0.0,) * len(blocks)  # a chain need not have been timed
+    rate = chain.profile.read_rate or _USUAL_RATE
+    schedule = lay_out(blocks, arena_bytes, options.read_bytes, execute[: len(blocks)], rate)
     arena, file = _open_memory_and_file(folder, schedule.arena_bytes, options)
     loader = Loader(schedule, chain.extents, arena, file, options)
     supply = Supply([], loader, arena, file, schedule.mode, schedule.resident_bytes)

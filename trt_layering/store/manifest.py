@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from io import FileIO
 from math import prod
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import xxhash
@@ -25,7 +25,7 @@ from msgspec import Meta
 
 from trt_layering.errors import BuildError, CorruptError, ForeignError, NotBuiltError, ReadError, UsageError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST_FILE = "chain.json"
 WEIGHTS_FILE = "weights.bin"
 PAGE = 4096
@@ -51,7 +51,7 @@ Text = Annotated[str, Meta(min_length=1)]
 PlainName = Annotated[str, Meta(pattern=rf"^{_PLAIN_NAME.pattern}\Z")]
 Hash64 = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
 Hash128 = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
-Magnitude = Annotated[float, Meta(ge=0)]
+Magnitude = Annotated[float, Meta(ge=0, le=1e18)]
 Shape = Annotated[tuple[Count, ...], Meta(max_length=64)]
 Dim = Count | Text | None
 
@@ -91,7 +91,10 @@ class Extent(_Record, frozen=True):
 
 class Block(_Record, frozen=True):
     """One block: `file` is its engine, `digest` that file's xxh3-128 (hex), `extents` index `Chain.extents` in the
-    order in which they lie in the arena. `inputs` and `outputs` are activations by name."""
+    order in which they lie in the arena. `inputs` and `outputs` are activations by name.
+
+    A block with `rows` only gathers rows of a table, its one tensor: its one output has, for each number in the input
+    called `rows`, that row. It can be executed without loading the table, see `runtime.rows`."""
 
     name: PlainName
     file: PlainName
@@ -99,6 +102,15 @@ class Block(_Record, frozen=True):
     extents: tuple[Count, ...]
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
+    rows: Text | None = None
+
+
+class Part(_Record, frozen=True):
+    """One engine that does what the `count` blocks from `first` on do, over the same extents in the same order."""
+
+    first: Count
+    count: Annotated[int, Meta(ge=1, le=2**31)]
+    block: Block
 
 
 class Backend(_Record, frozen=True):
@@ -130,18 +142,49 @@ class Check(_Record, frozen=True):
     tolerance: Magnitude = 1e-5
 
 
-class Times(_Record, frozen=True):
-    """What the build's check measured: seconds that each block executed, and the drive's rate in bytes per second."""
+class Profile(_Record, frozen=True):
+    """What this chain takes on one machine and one drive, both named so that others are noticed.
+
+    `execute_seconds` of each of `Chain.parts`, from its weights being there until the next may begin; `read_seconds` of
+    each extent. `read_rate` is the drive's, in bytes per second, with the `threads` parallel reads of `read_size` bytes
+    that were found best for it. While the drive reads, executing takes `execute_slowdown` times as long as alone, and
+    reading `read_slowdown` times as long while a block executes. Times that were not measured are empty lists.
+    """
 
     execute_seconds: tuple[Magnitude, ...]
+    read_seconds: tuple[Magnitude, ...]
     read_rate: Magnitude
+    threads: Annotated[int, Meta(ge=1, le=64)]
+    read_size: Annotated[int, Meta(ge=PAGE, le=2**40, multiple_of=PAGE)]
+    execute_slowdown: Annotated[float, Meta(ge=1, le=1000)]
+    read_slowdown: Annotated[float, Meta(ge=1, le=1000)]
+    machine: dict[str, str]
+    drive: str
+
+
+UNMEASURED = Profile(
+    execute_seconds=(), read_seconds=(), read_rate=1e9, threads=2, read_size=4 << 20,
+    execute_slowdown=1.0, read_slowdown=1.0, machine={}, drive="",
+)  # fmt: skip
+"""The profile of a chain that was never timed."""
+
+
+class Narrowed(_Record, frozen=True):
+    """What storing a block's weights in 16 bits cost: the largest difference that it made to the block's outputs on
+    seeded inputs, as a part of the largest output, and the weights that stay as they were, since they cost too much."""
+
+    block: PlainName
+    max_rel_diff: Magnitude
+    kept: tuple[Text, ...]
 
 
 class Chain(_Record, frozen=True):
     """All that is known of a built chain. `extents` follow each other in `weights.bin` without gaps, from byte 0.
 
     `whole` is the same computation over the same extents in as few blocks as it was prepared in, for when all weights
-    stay in memory and seams would only cost; it is empty where `blocks` are no more than that.
+    stay in memory and seams would only cost; it is empty where `blocks` are no more than that. `joined` are engines
+    for runs of `blocks`, of which a schedule may use any in place of those. `weights` is how weights of float32 are
+    stored: "fp32", "fp16" or "bf16"; `narrowed` says what that cost.
     """
 
     format: int
@@ -157,13 +200,22 @@ class Chain(_Record, frozen=True):
     extents: tuple[Extent, ...]
     blocks: tuple[Block, ...]
     memory: Memory
-    times: Times
+    profile: Profile
     check: Check
     whole: tuple[Block, ...] = ()
+    joined: tuple[Part, ...] = ()
+    weights: Literal["fp32", "fp16", "bf16"] = "fp32"
+    narrowed: tuple[Narrowed, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What a schedule may execute: `blocks`, each a part by itself, then `joined`."""
+        return (*(Part(first=i, count=1, block=block) for i, block in enumerate(self.blocks)), *self.joined)
 
     def block_bytes(self, index: int) -> int:
-        """Arena bytes that block `index` needs: its extents one after the other."""
-        return sum(self.extents[e].length for e in self.blocks[index].extents)
+        """Arena bytes that block `index` needs: its extents one after the other; none where it reads rows."""
+        block = self.blocks[index]
+        return 0 if block.rows is not None else sum(self.extents[e].length for e in block.extents)
 
     @property
     def weights_bytes(self) -> int:
@@ -247,8 +299,13 @@ def _faults(chain: Chain) -> Iterator[str]:
     yield from _extent_faults(chain)
     yield from _file_faults(chain)
     yield from _value_faults(chain)
-    if len(chain.times.execute_seconds) not in (0, len(chain.blocks)):
-        yield f"{len(chain.times.execute_seconds)} times for {len(chain.blocks)} blocks"
+    yield from _part_faults(chain)
+    for times, count, what in (
+        (chain.profile.execute_seconds, len(chain.parts), "blocks"),
+        (chain.profile.read_seconds, len(chain.extents), "extents"),
+    ):
+        if len(times) not in (0, count):
+            yield f"{len(times)} times for {count} {what}"
 
 
 def _extent_faults(chain: Chain) -> Iterator[str]:
@@ -270,7 +327,7 @@ def _extent_faults(chain: Chain) -> Iterator[str]:
 def _file_faults(chain: Chain) -> Iterator[str]:
     digests: dict[str, str] = {}
     names: set[str] = set()
-    for block in (*chain.blocks, *chain.whole):
+    for block in (*chain.blocks, *chain.whole, *(part.block for part in chain.joined)):
         if block.name in names:
             yield f"two blocks are called {block.name!r}"
         names.add(block.name)
@@ -286,6 +343,38 @@ def _file_faults(chain: Chain) -> Iterator[str]:
                 yield f"block {block.name!r} has two weights of one name"
 
 
+def _part_faults(chain: Chain) -> Iterator[str]:
+    """What keeps a joined block from standing for its blocks, or a block with rows from being one."""
+    for block in (*chain.whole, *(part.block for part in chain.joined)):
+        if block.rows is not None:
+            yield f"block {block.name!r} is no single block and gathers rows"
+    for block in chain.blocks:
+        tensors = [tensor for index in block.extents for tensor in chain.extents[index].tensors]
+        read, results = [value.name for value in block.inputs], len(block.outputs)
+        if block.rows is not None and (
+            read != [block.rows] or results != 1 or len(tensors) != 1 or not tensors[0].shape
+        ):
+            yield f"block {block.name!r} cannot gather rows: it needs one table, one input and one output"
+    for part in chain.joined:
+        end = part.first + part.count
+        blocks = chain.blocks[part.first : end]
+        inside = {value.name for block in blocks for value in block.outputs}
+        before = {value.name for block in chain.blocks[: part.first] for value in block.outputs}
+        before.update(value.name for value in chain.inputs)
+        after = {value.name for block in chain.blocks[end:] for value in block.inputs}
+        after.update(value.name for value in chain.outputs)
+        made = {value.name for value in part.block.outputs}
+        if (
+            part.count < 2
+            or len(blocks) != part.count
+            or any(block.rows is not None for block in blocks)
+            or part.block.extents != tuple(dict.fromkeys(index for block in blocks for index in block.extents))
+            or not {value.name for value in part.block.inputs} <= before
+            or not inside & after <= made <= inside
+        ):
+            yield f"block {part.block.name!r} does not stand for its {part.count} blocks from {part.first}"
+
+
 def _value_faults(chain: Chain) -> Iterator[str]:
     inputs = [value.name for value in chain.inputs]
     if len(set(inputs)) != len(inputs):
@@ -293,7 +382,8 @@ def _value_faults(chain: Chain) -> Iterator[str]:
     yield from _flow_faults(chain, chain.blocks)
     if chain.whole:
         yield from _flow_faults(chain, chain.whole)
-    blocks = (value for block in (*chain.blocks, *chain.whole) for value in (*block.inputs, *block.outputs))
+    every = (*chain.blocks, *chain.whole, *(part.block for part in chain.joined))
+    blocks = (value for block in every for value in (*block.inputs, *block.outputs))
     for value in (*chain.inputs, *chain.outputs, *blocks):
         if value.dtype not in DTYPE_BITS and value.dtype != "string":
             yield f"{value.name!r} has the unknown dtype {value.dtype!r}"

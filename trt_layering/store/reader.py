@@ -160,7 +160,9 @@ def check_store(folder: Path, chain: Chain) -> None:
             f"{WEIGHTS_FILE} has {length} bytes instead of {chain.weights_bytes}",
             where=str(weights), remedy=rebuild_remedy(folder),
         )  # fmt: skip
-    for file, digest in {block.file: block.digest for block in (*chain.blocks, *chain.whole)}.items():
+    for file, digest in {
+        block.file: block.digest for block in (*(part.block for part in chain.parts), *chain.whole)
+    }.items():
         if plain_digest(folder / file) != digest:
             raise CorruptError(
                 f"{file} was changed after it was written: its digest does not match",
