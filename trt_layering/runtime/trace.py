@@ -1,7 +1,7 @@
 """A recording of what an open chain does: each read, wait and execution, to be drawn or looked at in ui.perfetto.dev.
 
-May import errors and the manifest's constants. Recording takes no lock and never fails; a recording that is full goes
-on without what comes later, and says so. A file that cannot be written raises UsageError or LayeringError.
+May import errors, the pace and the manifest's constants. Recording takes no lock and never fails; one that is full
+drops what comes later and says so. A file that cannot be written raises UsageError or LayeringError.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from trt_layering.errors import LayeringError, UsageError
+from trt_layering.runtime.pace import Stretch
 from trt_layering.store.manifest import PAGE
 
 _PROCESS = 1
@@ -56,16 +57,6 @@ class ReadEvent(Event):
     completes: bool = False
 
 
-@dataclass(frozen=True)
-class Slowdown:
-    """At `when`, in seconds of `time.perf_counter`, the drive was found to read `rate` bytes per second where `usual`
-    were expected."""
-
-    when: float
-    rate: float
-    usual: float
-
-
 class Trace:
     """What one chain does from the moment it is opened, with `open_chain(..., trace=Trace())`.
 
@@ -79,7 +70,7 @@ class Trace:
         self._most = most
         self._full = False
         self._events: list[Event] = []
-        self._slowdowns: list[Slowdown] = []
+        self._slowdowns: list[Stretch] = []
         self.chain = ""
         self.blocks: tuple[str, ...] = ()
         self.arena_bytes = 0
@@ -90,8 +81,8 @@ class Trace:
         return list(self._events)
 
     @property
-    def slowdowns(self) -> list[Slowdown]:
-        """When the drive was found slow: a list of the caller's own."""
+    def slowdowns(self) -> list[Stretch]:
+        """Each stretch of reads that the drive was slow at: a list of the caller's own."""
         return list(self._slowdowns)
 
     @property
@@ -114,15 +105,15 @@ class Trace:
         else:
             self._full = True
 
-    def add_slowdown(self, slowdown: Slowdown) -> None:
-        """Keep `slowdown`, if there is room."""
+    def add_slowdown(self, stretch: Stretch) -> None:
+        """Keep `stretch`, if there is room."""
         if len(self._slowdowns) < self._most:
-            self._slowdowns.append(slowdown)
+            self._slowdowns.append(stretch)
 
     def chrome(self) -> dict[str, Any]:
         """The recording in the JSON form of Chrome's traces, times in microseconds from its first event on."""
         events, slowdowns = self.events, self.slowdowns
-        origin = min((*(event.begin for event in events), *(slow.when for slow in slowdowns)), default=0.0)
+        origin = min((*(event.begin for event in events), *(slow.end for slow in slowdowns)), default=0.0)
         drawn = [
             *(_slice(event, self.blocks, origin) for event in events),
             *_flows(events, origin),
@@ -236,11 +227,11 @@ def _loaded(events: Sequence[Event], arena_bytes: int, origin: float) -> Iterato
         }  # fmt: skip
 
 
-def _instant(slow: Slowdown, origin: float) -> dict[str, Any]:
+def _instant(slow: Stretch, origin: float) -> dict[str, Any]:
     said = {"bytes_per_second": round(slow.rate), "usual": round(slow.usual)}
     return {
         "ph": "i", "name": "slow drive", "cat": "drive", "s": "p", "pid": _PROCESS, "tid": 0,
-        "ts": _microseconds(slow.when, origin), "args": said,
+        "ts": _microseconds(slow.end, origin), "args": said,
     }  # fmt: skip
 
 
