@@ -32,8 +32,8 @@ from trt_layering.runtime.loader import LoaderOptions
 from trt_layering.runtime.supply import Supply, keep, stream
 from trt_layering.runtime.trace import Event, Trace
 from trt_layering.shapes import format_shape
-from trt_layering.store.manifest import Block, Value, read_manifest, rebuild_remedy, resolve
 from trt_layering.store.manifest import Chain as Manifest
+from trt_layering.store.manifest import Value, read_manifest, rebuild_remedy, resolve
 from trt_layering.store.reader import check_store
 from trt_layering.units import parse_size
 
@@ -126,6 +126,7 @@ class Chain:
         self._static = static_outputs(manifest.inputs, self._blocks)
         self._outputs = {value.name for value in manifest.outputs}
         self._drops = last_uses(self._blocks)
+        self._made = [[v for v in block.outputs if v.name in self._outputs] for block in self._blocks]
         self._packing = Packing.of(manifest.inputs, manifest.outputs, self._blocks)
         self._buffers = [self._packing.buffers(self._runtime.wrap)]  # of the chain, then of further requests of a wave
         buffers = self._buffers[0].tensors
@@ -274,8 +275,8 @@ class Chain:
     def _sweep(self, first: int, wave: Sequence[dict[str, Array]], observer: Observer | None) -> list[dict[str, Array]]:
         """All blocks in order, each for all requests of `wave`; block numbers begin with `first`."""
         requests = self._begin(wave)
-        for index, block in enumerate(self._blocks):
-            fresh = [self._fresh(block) for _ in requests]
+        for index, made in enumerate(self._made):
+            fresh = [{v.name: empty(v) for v in made if v.name in self._static} for _ in requests]
             self._await(first + index)
             for place, request in enumerate(requests):
                 before = self._execute_seconds
@@ -290,10 +291,9 @@ class Chain:
 
     def _settle(self, index: int, request: _Request, fresh: Mapping[str, Array], produced: Mapping[str, Any]) -> None:
         """Keep what the caller gets of what block `index` made, and drop what nothing needs after it."""
-        request.results.update(fresh)
-        request.results.update(
-            {n: self._runtime.unwrap(t) for n, t in produced.items() if n in self._outputs and n not in fresh}
-        )
+        for value in self._made[index]:
+            name = value.name
+            request.results[name] = fresh[name] if name in fresh else self._runtime.unwrap(produced[name])
         for name in self._drops[index]:
             request.live.pop(name, None)
 
@@ -308,10 +308,6 @@ class Chain:
             requests.append(_Request(live, results, self._buffers[place] if place else None))
         return requests
 
-    def _fresh(self, block: Block) -> dict[str, Array]:
-        """Arrays for those outputs of the model that `block` makes, where their shape is known."""
-        return {v.name: empty(v) for v in block.outputs if v.name in self._outputs and v.name in self._static}
-
     def _await(self, g: int) -> None:
         """Wait for the weights of block number `g`."""
         stall = self._loader.wait_loaded(g)
@@ -325,7 +321,7 @@ class Chain:
         """Execute block number `g` for the request at `place` in the wave; `fresh` are arrays for some outputs."""
         if self._closing:
             raise ClosedError(f"the chain {self.manifest.name!r} was closed while it ran", remedy="open it again")
-        sweep, index = divmod(g, len(self._blocks))
+        index = g % len(self._blocks)
         into = {name: self._runtime.wrap(array) for name, array in fresh.items()}
         if request.buffers is not None:
             own = request.buffers.tensors
@@ -335,7 +331,7 @@ class Chain:
         end = time.perf_counter()
         self._execute_seconds += end - begin
         if self._trace is not None:
-            self._trace.add(Event("execute", index, sweep, begin, end, 0, place))
+            self._trace.add(Event("execute", index, g // len(self._blocks), begin, end, 0, place))
         return produced
 
     def stats(self) -> dict[str, Any]:
