@@ -19,6 +19,7 @@ from trt_layering.backends.base import Engine, Runtime
 from trt_layering.runtime.arena import Arena
 from trt_layering.runtime.loader import Loader, LoaderOptions
 from trt_layering.runtime.schedules import Scheduled
+from trt_layering.runtime.trace import Trace
 from trt_layering.schedule.residency import Schedule
 from trt_layering.store.manifest import PAGE, WEIGHTS_FILE, Block, Chain
 from trt_layering.store.reader import WeightFile, verify_extent
@@ -59,11 +60,12 @@ def stream(
     runtime: Runtime,
     buffers: Mapping[str, Any],
     options: LoaderOptions,
+    trace: Trace | None,
 ) -> Supply:
-    """Engines over an arena through which the weights pass as `scheduled` says."""
+    """Engines over an arena through which the weights pass as `scheduled` says; `trace` gets the reads."""
     schedule = scheduled.schedule
     arena, file = _open_memory_and_file(folder, schedule.arena_bytes, options)
-    loader = Loader(schedule, chain.extents, arena, file, options)
+    loader = Loader(schedule, chain.extents, arena, file, options, profile=chain.profile, trace=trace)
     supply = Supply([], loader, arena, file, schedule.mode, schedule.resident_bytes)
     try:
         if schedule.arena_bytes:
