@@ -48,7 +48,11 @@ class Size(int):
 
 
 class ReadSize(Size):
-    """Bytes of one read, whole pages as reading past the page cache needs them."""
+    """Bytes of one read, whole pages as reading past the page cache needs them; 0, written "auto": what the chain's
+    profile found best."""
+
+    def __str__(self) -> str:
+        return super().__str__() if self else "auto"
 
 
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -59,8 +63,8 @@ class Loader(_Section, frozen=True):
     """How weights are read: see LoaderOptions of the runtime, which these become."""
 
     direct_io: Literal["auto", "always", "never"] = "auto"
-    threads: Annotated[int, msgspec.Meta(ge=1, le=64)] = 2
-    read_size: ReadSize = ReadSize(4 << 20)
+    threads: Annotated[int, msgspec.Meta(ge=1, le=64)] | Literal["auto"] = "auto"
+    read_size: ReadSize = ReadSize(0)
     verify: Literal["first", "always", "never"] = "first"
 
 
@@ -205,6 +209,8 @@ def _decode(kind: type, value: object) -> object:
 
 
 def _sized(kind: type[Size], value: int | str) -> Size:
+    if kind is ReadSize and value == "auto":
+        return ReadSize(0)
     size = kind(parse_size(value))
     if kind is ReadSize and size % PAGE:
         raise UsageError(f"{quoted(value)} is no multiple of {PAGE} bytes", remedy="write it like 4MiB")

@@ -27,6 +27,7 @@ from trt_layering.errors import ClosedError, ForeignError, MemoryLimitError, Usa
 from trt_layering.runtime.feeds import checked
 from trt_layering.runtime.footprint import Footprint
 from trt_layering.runtime.loader import LoaderOptions
+from trt_layering.runtime.origin import measured_elsewhere
 from trt_layering.runtime.supply import Supply, keep, stream
 from trt_layering.schedule.activations import Lifetime, pack
 from trt_layering.shapes import format_shape
@@ -95,6 +96,7 @@ class Chain:
         check_store(folder, manifest)
         self._runtime = backends.runtime(manifest.backend.name)
         _require_fit(folder, manifest, self._runtime)
+        self._elsewhere = measured_elsewhere(manifest.profile, folder)
         resident = manifest.optimised and self._budget >= self.footprint.resident
         self._blocks = (manifest.whole or manifest.blocks) if resident else manifest.blocks
         self._static = _static_outputs(manifest.inputs, self._blocks)
@@ -280,7 +282,7 @@ class Chain:
             log.warning("chain %s: %s", self.manifest.name, self._oversize[0])
 
     def _fallbacks(self) -> list[str]:
-        return [*self._runtime.fallbacks, *self._supply.fallbacks, *self._oversize]
+        return [*self._runtime.fallbacks, *self._supply.fallbacks, *self._elsewhere, *self._oversize]
 
     def _place_activations(self) -> tuple[Array, dict[str, Any]]:
         """One buffer for all activations of known size, and the backend's tensors over it by name."""

@@ -62,6 +62,7 @@ def stream(
     arena_bytes: int,
 ) -> Supply:
     """Engines over an arena of at most `arena_bytes`, through which the weights pass."""
+    options = options.resolved(chain.profile)
     blocks = [[(e, chain.extents[e].length) for e in block.extents] for block in chain.blocks]
     execute = chain.profile.execute_seconds or (0.0,) * len(blocks)  # a chain need not have been timed
     rate = chain.profile.read_rate or _USUAL_RATE
@@ -91,6 +92,7 @@ def keep(
     options: LoaderOptions,
 ) -> Supply:
     """Engines of `blocks` that have all their weights, in whatever layout executes fastest."""
+    options = options.resolved(chain.profile)
     arena, file = _open_memory_and_file(folder, 0, options)
     still = Schedule(0, (0,) * len(blocks), ((),) * len(blocks))
     supply = Supply(
