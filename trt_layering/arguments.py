@@ -238,13 +238,14 @@ class Target:
         model, deployment = config.model(options.name), config.deployment
         granted = deployment.memory_budget
         loader = {key: getattr(deployment.loader, key) for key in deployment.loader.__struct_fields__}
+        loader |= {key: int(loader[key]) or "auto" for key in ("threads", "read_size")}
         return cls(
             model.name,
             options.repository or deployment.repository,
             options.chain_version,
             budget if budget is not None or granted is None else int(granted),
             model.onnx,
-            {**loader, "read_size": int(loader["read_size"]) or "auto"},
+            loader,
         )
 
 

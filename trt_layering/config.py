@@ -55,6 +55,13 @@ class ReadSize(Size):
         return super().__str__() if self else "auto"
 
 
+class Threads(int):
+    """Parallel reads, 1 to 64; 0, written "auto": what the chain's profile found best."""
+
+    def __str__(self) -> str:
+        return int.__repr__(self) if self else "auto"
+
+
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     pass
 
@@ -63,7 +70,7 @@ class Loader(_Section, frozen=True):
     """How weights are read: see LoaderOptions of the runtime, which these become."""
 
     direct_io: Literal["auto", "always", "never"] = "auto"
-    threads: Annotated[int, msgspec.Meta(ge=1, le=64)] | Literal["auto"] = "auto"
+    threads: Threads = Threads(0)
     read_size: ReadSize = ReadSize(0)
     verify: Literal["first", "always", "never"] = "first"
 
@@ -198,6 +205,8 @@ def resolve_model(onnx: str) -> Path:
 
 def _decode(kind: type, value: object) -> object:
     """msgspec's hook for our own types; it adds the field to a ValueError, so that is what it gets."""
+    if kind is Threads:
+        return _threads(value)
     try:
         if issubclass(kind, Size) and isinstance(value, (int, str)):
             return _sized(kind, value)
@@ -215,6 +224,14 @@ def _sized(kind: type[Size], value: int | str) -> Size:
     if kind is ReadSize and size % PAGE:
         raise UsageError(f"{quoted(value)} is no multiple of {PAGE} bytes", remedy="write it like 4MiB")
     return size
+
+
+def _threads(value: object) -> Threads:
+    if value == "auto":
+        return Threads(0)
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 64:
+        return Threads(value)
+    raise ValueError(f"Expected 1 to 64 parallel reads, or auto, got {quoted(value)}")
 
 
 def _words(value: object) -> str:
