@@ -233,7 +233,7 @@ class TestConfiguration:
         real, asked = verification.open_chain, []
         monkeypatch.setattr(verification, "open_chain", lambda *a, **k: asked.append(k["loader"]) or real(*a, **k))
         assert as_json(capfd, "verify", config, "--name", "a")[0] == 0
-        assert asked == [LoaderOptions(direct_io="never", read_size=4 << 20)]
+        assert asked == [LoaderOptions(direct_io="never")]
 
     @pytest.mark.parametrize(("key", "word"), [("backend", "tensorrt"), ("precision", "fp16")])
     def test_what_cannot_be_had_yet(self, capfd, model, tmp_path, key, word):
