@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -524,14 +525,20 @@ class TestProcesses:
 class TestProgress:
     def test_bars_on_a_terminal(self, model, tmp_path):
         leader, follower = pty.openpty()
+        shown = bytearray()
+
+        def read() -> None:  # a terminal that nobody reads from fills up, and then writing to it waits
+            with contextlib.suppress(OSError):
+                while part := os.read(leader, 65536):
+                    shown.extend(part)
+
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
         done = command(
             "build", model, "--repository", tmp_path, stderr=follower, env={"TERM": "xterm", "COLUMNS": "80"}
         )
         os.close(follower)
-        shown = b""
-        with contextlib.suppress(OSError):
-            while part := os.read(leader, 65536):
-                shown += part
+        reader.join()
         os.close(leader)
         assert done.returncode == 0
         assert "100%" in shown.decode()
