@@ -85,6 +85,13 @@ def as_json(capfd, *words: object) -> tuple[int, dict]:
     return status, json.loads(out)
 
 
+def plainly(capfd, verb: str, name: str, repository: Path) -> list[str]:
+    """Lines on standard output of a command that succeeds."""
+    capfd.readouterr()
+    assert cli.main([verb, name, "--repository", str(repository)]) == 0
+    return capfd.readouterr().out.splitlines()
+
+
 def run_words(repository: Path, *words: object) -> list[object]:
     return ["run", "four-layers", "--repository", repository, "--shape", "x:0:2x128", *words]
 
@@ -182,6 +189,17 @@ class TestVerbs:
             (size, f"weights.bin at byte {size}")
         ]
         assert as_json(capfd, "inspect", model)[1]["operators"] == {"MatMul": 4, "Relu": 4}
+
+    def test_profile(self, capfd, repository, monkeypatch):
+        from trt_layering import profiling
+
+        monkeypatch.setattr(profiling.measure, "__kwdefaults__", {"seconds": 0.0})
+        status, told = as_json(capfd, "profile", "four-layers", "--repository", repository, "--chain-version", 1)
+        assert (status, told["name"], len(told["execute_seconds"])) == (0, "four-layers", 4)
+        kept = as_json(capfd, "inspect", "four-layers", "--repository", repository)[1]["profile"]
+        assert {"name": "four-layers", **kept} == told
+        assert kept["machine"]["processor"] in "\n".join(plainly(capfd, "profile", "four-layers", repository))
+        assert any("MB/s" in line for line in plainly(capfd, "inspect", "four-layers", repository))
 
     def test_doctor(self, capfd, tmp_path, monkeypatch):
         from trt_layering import doctor
@@ -299,6 +317,9 @@ class TestMistakes:
             (["verify", "four-layers", "--onnx", "words.onnx"], 1, "not an ONNX model"),
             (["verify", "four-layers", "--onnx", "m.onnx", "--seed", "-1"], 2, "--seed"),
             (["inspect", "nobody"], 4, "nobody"),
+            (["profile", "nobody"], 4, "nobody"),
+            (["profile", "../x"], 2, "../x"),
+            (["profile", "four-layers", "--chain-version", "9"], 4, "no version 9"),
             (["inspect", "words.onnx"], 1, "words.onnx"),
             (["inspect", "in.npy"], 2, "no file of a chain"),
             (["inspect", "short.plan"], 4, "header"),

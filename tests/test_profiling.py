@@ -7,7 +7,9 @@ import logging
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,10 @@ from tests.store.stop_points import stop_points
 from trt_layering import child, drive, profiling
 from trt_layering.building import Built, build
 from trt_layering.errors import BuildError, NotBuiltError, UsageError
-from trt_layering.runtime import meter, origin
+from trt_layering.runtime import meter, origin, supply
 from trt_layering.runtime.footprint import Footprint
 from trt_layering.store.manifest import UNMEASURED, Part, Profile, read_manifest, write_manifest
+from trt_layering.store.reader import WeightFile
 
 MIB = 1 << 20
 PROFILE = msgspec.structs.replace(UNMEASURED, read_rate=5e8, threads=7, machine={"processor": "Z80"}, drive="tape")
@@ -119,6 +122,23 @@ def test_measuring_takes_the_floor_and_what_is_read_at_once(medium: Built) -> No
     floor = Footprint.of(medium.manifest).floor
     assert floor + 10 * MIB < medium.manifest.weights_bytes, "or nothing is shown"
     assert child.call(peak, {"folder": str(medium.path), "in_flight": 2 * MIB}) <= floor + 10 * MIB
+
+
+def test_an_open_chain_reads_as_its_profile_says(copy: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def preadv(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        asked.append(len(buffers[0]))
+        return os.preadv(descriptor, buffers, offset)
+
+    monkeypatch.setattr(supply, "WeightFile", partial(WeightFile, preadv=preadv))
+    profile = msgspec.structs.replace(copy.manifest.profile, threads=3, read_size=8192)
+    streamed = msgspec.structs.replace(copy.manifest, profile=profile, optimised=False)  # whatever memory seemed to be
+    write_manifest(copy.path, streamed)
+    with opened(copy, max(Footprint.of(copy.manifest).floor, 1)) as chain:
+        chain.run(feed(1))
+        assert sum(thread.name.startswith("trt-layering-loader") for thread in threading.enumerate()) == 3
+    assert max(asked) == 8192
 
 
 # --------------------------------------------------------------------------------------------------------- in its way

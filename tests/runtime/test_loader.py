@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -21,7 +22,7 @@ from trt_layering.errors import ClosedError, CorruptError, LayeringError, ReadEr
 from trt_layering.runtime.arena import Arena
 from trt_layering.runtime.loader import Loader, LoaderOptions
 from trt_layering.schedule.residency import Read, Schedule, floor, lay_out
-from trt_layering.store.manifest import PAGE, WEIGHTS_FILE, Extent
+from trt_layering.store.manifest import PAGE, UNMEASURED, WEIGHTS_FILE, Extent
 from trt_layering.store.reader import WeightFile
 from trt_layering.store.writer import StoreWriter
 
@@ -545,6 +546,16 @@ def test_options_that_make_no_sense(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said) as caught:
         LoaderOptions(**options)
     assert caught.value.remedy
+
+
+def test_auto_is_what_the_profile_found() -> None:
+    profile = msgspec.structs.replace(UNMEASURED, threads=7, read_size=8192)
+    found = LoaderOptions(verify="never").resolved(profile)
+    assert found == LoaderOptions(verify="never", threads=7, read_size=8192)
+    assert (found.parallel_reads, found.read_bytes) == (7, 8192)
+    assert LoaderOptions(threads=1).resolved(profile) == LoaderOptions(threads=1, read_size=8192)
+    assert LoaderOptions(read_size="64KiB").resolved(profile).read_bytes == 65536
+    assert (LoaderOptions().parallel_reads, LoaderOptions().read_bytes) == (2, 4 << 20)
 
 
 def test_options_as_people_write_them() -> None:
