@@ -30,6 +30,7 @@ from trt_layering.inputs import Feeds, seeded
 from trt_layering.interference import slowdowns
 from trt_layering.runtime import meter, origin
 from trt_layering.runtime.footprint import Footprint
+from trt_layering.runtime.schedules import write_table
 from trt_layering.store.manifest import (
     UNMEASURED,
     WEIGHTS_FILE,
@@ -51,6 +52,7 @@ SECONDS = 6.0
 _LEAST_SECONDS = 0.12
 _BYTES_A_SECOND = 40e6
 _MOST_SECONDS = 60.0
+_ANY = 1 << 62
 _SEED = 0
 
 
@@ -62,7 +64,7 @@ def profile(
     progress: Progress | None = None,
 ) -> Profile:
     """Measure the newest finished version (or `version`) of chain `name` and keep the profile in its manifest, in the
-    place of the one that is there; nothing else changes, and open chains go on with the old one.
+    place of the one that is there, and schedules made with it; nothing else changes, and open chains go on as they are.
 
     Takes some seconds. Raises StoreError and its kinds, UsageError where another process profiles the chain, ReadError,
     BackendError, MemoryLimitError, and BuildError where the manifest cannot be written.
@@ -72,8 +74,10 @@ def profile(
         chain = read_manifest(folder)
         tell("profile", 0, 1)
         measured = measure(folder, chain)
+        chain = msgspec.structs.replace(chain, profile=measured)
         with disk_errors(folder):
-            write_manifest(folder, msgspec.structs.replace(chain, profile=measured))
+            write_manifest(folder, chain)
+            write_table(folder, chain)
         tell("profile", 1, 1)
         return measured
 
@@ -90,7 +94,7 @@ def measure(folder: Path, chain: Chain, *, seconds: float = SECONDS) -> Profile:
 def tell_estimates(count: int) -> None:
     """Say, once, that `count` joined blocks were not executed."""
     if count:
-        log.warning("%d joined blocks were not timed, for want of memory or time: each counts as its blocks do", count)
+        log.info("%d joined blocks were not timed, for want of memory or time: each counts as its blocks do", count)
 
 
 def build_seconds(chain: Chain) -> float:
@@ -161,15 +165,17 @@ class Found:
     beside: int
 
 
-def measure_here(folder: Path, chain: Chain, feeds: Feeds, seconds: float, blocks: Timed | None = None) -> Found:
+def measure_here(
+    folder: Path, chain: Chain, feeds: Feeds, seconds: float, blocks: Timed | None = None, room: int = _ANY
+) -> Found:
     """The profile of `chain` in `folder`, run on `feeds`, in about `seconds`; `blocks` is how its blocks were timed, if
     they were.
 
-    The times of joined blocks are taken where a pass through them fits into the memory that the machine has to give,
-    and as long as no minute has gone; the others count as their blocks do.
+    The times of joined blocks are taken where a pass through them fits into `room` bytes, and into what the machine has
+    to give, and as long as no minute has gone; the others count as their blocks do.
     """
     singles = blocks or timed(folder, through(chain, range(len(chain.blocks))), feeds, seconds / 4)
-    times, beside = _time_joined(folder, chain, feeds, seconds / 4)
+    times, beside = _time_joined(folder, chain, feeds, seconds / 4, room)
     execute = [*singles.seconds]
     for index, part in enumerate(chain.joined, len(chain.blocks)):
         execute.append(times.get(index, sum(singles.seconds[part.first : part.first + part.count])))
@@ -181,15 +187,15 @@ def measure_here(folder: Path, chain: Chain, feeds: Feeds, seconds: float, block
     return Found(measured, len(chain.joined) - len(times), beside)
 
 
-def _time_joined(folder: Path, chain: Chain, feeds: Feeds, seconds: float) -> tuple[dict[int, float], int]:
+def _time_joined(folder: Path, chain: Chain, feeds: Feeds, seconds: float, room: int) -> tuple[dict[int, float], int]:
     """The seconds of joined blocks by their index in `Chain.parts`, of those that could be executed, and the most bytes
     they took beside arena and engines."""
     times: dict[int, float] = {}
     beside, end = 0, time.perf_counter() + _MOST_SECONDS
     ways = covers(chain.joined, len(chain.blocks))
     for way in ways:
-        passing, room = through(chain, way), meter.available_bytes()
-        if time.perf_counter() < end and (not room or Footprint.of(passing).floor <= room):
+        passing = through(chain, way)
+        if time.perf_counter() < end and Footprint.of(passing).floor <= min(room, meter.available_bytes() or _ANY):
             done = timed(folder, passing, feeds, seconds / len(ways))
             beside = max(beside, done.beside)
             times.update((i, s) for i, s in zip(way, done.seconds, strict=True) if i >= len(chain.blocks))

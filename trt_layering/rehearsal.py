@@ -26,14 +26,17 @@ _RUNS = 5
 _ENOUGH_SECONDS = 1.0
 
 
-def rehearse(folder: Path, draft: Chain, work: Path) -> tuple[Chain, list[child.Feeds]]:
+def rehearse(folder: Path, draft: Chain, work: Path, memory: int) -> tuple[Chain, list[child.Feeds]]:
     """Run the chain in `folder`, which has no manifest yet, at its floor on each set of arrays in `work/trials.npz`.
 
-    Returns `draft` with its memory and its profile, measured with the last set of arrays, and the outputs. Where
-    activations do not have the shapes that the model declares, these are forgotten, which the log says, and the
-    activations are allocated as they come.
+    Returns `draft` with its memory and its profile, measured with the last set of arrays, and the outputs. Joined
+    blocks are executed too where that takes at most `memory` bytes. Where activations do not have the shapes that the
+    model declares, these are forgotten, which the log says, and the activations are allocated as they come.
     """
-    task = {"folder": str(folder.absolute()), "trials": str(work / "trials.npz"), "outputs": str(work / "outputs.npz")}
+    task = {
+        "folder": str(folder.absolute()), "trials": str(work / "trials.npz"), "outputs": str(work / "outputs.npz"),
+        "memory": memory,
+    }  # fmt: skip
     try:
         measured = child.call(_run, {**task, "chain": msgspec.to_builtins(draft)})
     except BackendError as error:
@@ -41,8 +44,8 @@ def rehearse(folder: Path, draft: Chain, work: Path) -> tuple[Chain, list[child.
         measured = child.call(_run, {**task, "chain": msgspec.to_builtins(draft)})
         log.warning("activations are allocated as they come, since the model's shapes do not hold: %s", error.what)
     profiling.tell_estimates(measured["estimated"])
-    memory, profile = msgspec.convert(measured["memory"], Memory), msgspec.convert(measured["profile"], Profile)
-    return msgspec.structs.replace(draft, memory=memory, profile=profile), child.load_arrays(work / "outputs.npz")
+    found, profile = msgspec.convert(measured["memory"], Memory), msgspec.convert(measured["profile"], Profile)
+    return msgspec.structs.replace(draft, memory=found, profile=profile), child.load_arrays(work / "outputs.npz")
 
 
 def rehearse_resident(folder: Path, chain: Chain, work: Path) -> list[child.Feeds]:
@@ -87,7 +90,8 @@ def _run(task: Mapping[str, Any]) -> dict[str, Any]:
     memory, blocks, outputs = _first_runs(folder, draft, trials)
     child.save_arrays(Path(task["outputs"]), outputs)
     chain = msgspec.structs.replace(draft, memory=memory)
-    found = profiling.measure_here(folder, chain, trials[-1], profiling.build_seconds(draft), blocks)
+    seconds = profiling.build_seconds(draft)
+    found = profiling.measure_here(folder, chain, trials[-1], seconds, blocks, room=task["memory"])
     missing = max(0, found.beside - memory.activations - memory.scratch)
     memory = msgspec.structs.replace(memory, scratch=memory.scratch + missing)
     return {
@@ -114,7 +118,7 @@ def _first_runs(folder: Path, draft: Chain, trials: Sequence[child.Feeds]) -> tu
         nonlocal alive
         alive = max(alive, sum(tensor_bytes(tensor) for tensor in live.values()))
 
-    chain = OpenChain(folder, draft, budget=max(needs.floor, 1), loader=LoaderOptions())
+    chain = OpenChain(folder, draft, budget=max(needs.floor, 1), loader=LoaderOptions(), mode="sequential")
     try:
         engines = max(0, meter.current_rss_bytes() - base - needs.engines)
         meter.reset_peak()

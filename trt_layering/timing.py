@@ -121,5 +121,7 @@ def timed(folder: Path, chain: Chain, feeds: Feeds, seconds: float) -> Timed:
 
 
 def open_at_floor(folder: Path, chain: Chain) -> OpenChain:
-    """`chain` in `folder`, with an arena of its largest block; it loads nothing before `start`."""
-    return OpenChain(folder, chain, budget=max(Footprint.of(chain).floor, 1), loader=LoaderOptions())
+    """`chain` in `folder`, with an arena of its largest block, in which each block is read when the one before it has
+    executed; it loads nothing before `start`."""
+    budget = max(Footprint.of(chain).floor, 1)
+    return OpenChain(folder, chain, budget=budget, loader=LoaderOptions(), mode="sequential")
