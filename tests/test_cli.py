@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +83,13 @@ def as_json(capfd, *words: object) -> tuple[int, dict]:
     assert out.count("\n") == 1
     assert "Traceback" not in err
     return status, json.loads(out)
+
+
+def plainly(capfd, verb: str, name: str, repository: Path) -> list[str]:
+    """Lines on standard output of a command that succeeds."""
+    capfd.readouterr()
+    assert cli.main([verb, name, "--repository", str(repository)]) == 0
+    return capfd.readouterr().out.splitlines()
 
 
 def run_words(repository: Path, *words: object) -> list[object]:
@@ -203,6 +211,17 @@ class TestVerbs:
         ]
         assert as_json(capfd, "inspect", model)[1]["operators"] == {"MatMul": 4, "Relu": 4}
 
+    def test_profile(self, capfd, repository, monkeypatch):
+        from trt_layering import profiling
+
+        monkeypatch.setattr(profiling.measure, "__kwdefaults__", {"seconds": 0.0})
+        status, told = as_json(capfd, "profile", "four-layers", "--repository", repository, "--chain-version", 1)
+        assert (status, told["name"], len(told["execute_seconds"])) == (0, "four-layers", 4)
+        kept = as_json(capfd, "inspect", "four-layers", "--repository", repository)[1]["profile"]
+        assert {"name": "four-layers", **kept} == told
+        assert kept["machine"]["processor"] in "\n".join(plainly(capfd, "profile", "four-layers", repository))
+        assert any("MB/s" in line for line in plainly(capfd, "inspect", "four-layers", repository))
+
     def test_doctor(self, capfd, tmp_path, monkeypatch):
         from trt_layering import doctor
 
@@ -254,7 +273,7 @@ class TestConfiguration:
         real, asked = verification.open_chain, []
         monkeypatch.setattr(verification, "open_chain", lambda *a, **k: asked.append(k["loader"]) or real(*a, **k))
         assert as_json(capfd, "verify", config, "--name", "a")[0] == 0
-        assert asked == [LoaderOptions(direct_io="never", read_size=4 << 20)]
+        assert asked == [LoaderOptions(direct_io="never")]
 
     @pytest.mark.parametrize(("key", "word"), [("backend", "tensorrt"), ("precision", "fp16")])
     def test_what_cannot_be_had_yet(self, capfd, model, tmp_path, key, word):
@@ -326,6 +345,9 @@ class TestMistakes:
             (["verify", "four-layers", "--onnx", "words.onnx"], 1, "not an ONNX model"),
             (["verify", "four-layers", "--onnx", "m.onnx", "--seed", "-1"], 2, "--seed"),
             (["inspect", "nobody"], 4, "nobody"),
+            (["profile", "nobody"], 4, "nobody"),
+            (["profile", "../x"], 2, "../x"),
+            (["profile", "four-layers", "--chain-version", "9"], 4, "no version 9"),
             (["inspect", "words.onnx"], 1, "words.onnx"),
             (["inspect", "in.npy"], 2, "no file of a chain"),
             (["inspect", "short.plan"], 4, "header"),
@@ -552,14 +574,20 @@ class TestProcesses:
 class TestProgress:
     def test_bars_on_a_terminal(self, model, tmp_path):
         leader, follower = pty.openpty()
+        shown = bytearray()
+
+        def read() -> None:  # a terminal that nobody reads from fills up, and then writing to it waits
+            with contextlib.suppress(OSError):
+                while part := os.read(leader, 65536):
+                    shown.extend(part)
+
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
         done = command(
             "build", model, "--repository", tmp_path, stderr=follower, env={"TERM": "xterm", "COLUMNS": "80"}
         )
         os.close(follower)
-        shown = b""
-        with contextlib.suppress(OSError):
-            while part := os.read(leader, 65536):
-                shown += part
+        reader.join()
         os.close(leader)
         assert done.returncode == 0
         assert "100%" in shown.decode()

@@ -62,8 +62,15 @@ def test_loader_defaults_are_the_runtimes():
     from trt_layering.runtime.loader import LoaderOptions
 
     ours, theirs = Loader(), LoaderOptions()
-    assert (ours.direct_io, ours.threads, ours.verify) == (theirs.direct_io, theirs.threads, theirs.verify)
-    assert ours.read_size == theirs.read_bytes
+    assert (ours.direct_io, ours.verify) == (theirs.direct_io, theirs.verify)
+    assert (str(ours.threads), str(ours.read_size)) == (theirs.threads, theirs.read_size) == ("auto", "auto")
+
+
+def test_auto_may_be_said_too(write):
+    path = write(GOOD.replace("threads: 3, read_size: 8MiB", "threads: auto, read_size: auto"))
+    assert load(path).deployment.loader == Loader(direct_io="never", verify="always")
+    settings = {setting.field: setting.value for setting in load(path).settings()}
+    assert (settings["loader.threads"], settings["loader.read_size"]) == ("auto", "auto")
 
 
 def test_the_arguments_of_a_build(write):
@@ -98,8 +105,10 @@ def test_what_cannot_be_built_yet(later):
         ("4MiB", "[4]", 8, "models[0].block_size", "Expected a size"),
         ("4MiB", "0", 8, "models[0].block_size", "above zero"),
         ("96MiB", "1.5", 2, "memory_budget", "Expected a size, got 1.5"),
-        ("threads: 3", "threads: three", 3, "loader.threads", "Expected a whole number, got text"),
-        ("threads: 3", "threads: 0", 3, "loader.threads", ">= 1"),
+        ("threads: 3", "threads: three", 3, "loader.threads", "Expected 1 to 64 parallel reads, or auto, got 'three'"),
+        ("threads: 3", "threads: 65", 3, "loader.threads", "Expected 1 to 64 parallel reads"),
+        ("threads: 3", "threads: true", 3, "loader.threads", "Expected 1 to 64 parallel reads"),
+        ("threads: 3", "threads: 0", 3, "loader.threads", "Expected 1 to 64 parallel reads"),
         ("direct_io: never", "direct_io: off", 3, "loader.direct_io", "choose one of auto, always, never"),
         (
             "backend: onnxruntime",
@@ -110,6 +119,8 @@ def test_what_cannot_be_built_yet(later):
         ),
         ("read_size: 8MiB", "read_size: 5000", 3, "loader.read_size", "5000 is no multiple of 4096 bytes"),
         ("read_size: 8MiB", "read_size: 5kB", 3, "loader.read_size", "'5kB' is no multiple of 4096 bytes"),
+        ("read_size: 8MiB", "read_size: 0", 3, "loader.read_size", "above zero"),
+        ("read_size: 8MiB", "read_size: automatic", 3, "loader.read_size", "'automatic' is not a size"),
         ("read_size: 8MiB", "read_size: [4]", 3, "loader.read_size", "Expected a size"),
         ("opt: 1x1x64x160", "opt: 1x1x64x999", 10, "models[0].shapes.input1", "out of order"),
         ("opt: 1x1x64x160", "opt: 1x1", 10, "models[0].shapes.input1", "differ in rank"),

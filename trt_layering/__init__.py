@@ -29,10 +29,12 @@ if TYPE_CHECKING:
         StoreError,
         UsageError,
     )
+    from trt_layering.profiling import profile
     from trt_layering.runtime.chain import Chain, open_chain
     from trt_layering.runtime.footprint import Footprint, footprint
     from trt_layering.runtime.loader import LoaderOptions
     from trt_layering.runtime.trace import Trace
+    from trt_layering.store.manifest import Profile
     from trt_layering.verification import Verification, verify
 
 __version__ = "0.1.0"
@@ -48,11 +50,13 @@ _HOMES = {
     "Chain": "runtime.chain",
     "Footprint": "runtime.footprint",
     "LoaderOptions": "runtime.loader",
+    "Profile": "store.manifest",
     "Trace": "runtime.trace",
     "Verification": "verification",
     "build": "building",
     "footprint": "runtime.footprint",
     "open_chain": "runtime.chain",
+    "profile": "profiling",
     "share_thread_pool": "backends.onnxruntime.runtime",
     "verify": "verification",
 }
@@ -74,6 +78,7 @@ __all__ = [
     "MemoryLimitError",
     "ModelError",
     "NotBuiltError",
+    "Profile",
     "ReadError",
     "StoreError",
     "Trace",
@@ -82,6 +87,7 @@ __all__ = [
     "build",
     "footprint",
     "open_chain",
+    "profile",
     "share_thread_pool",
     "verify",
 ]

@@ -53,6 +53,7 @@ def _parser(verbs: Mapping[str, Verb]) -> argparse.ArgumentParser:
         ("run", "run a built chain on given or random inputs", _add_run),
         ("verify", "compare a built chain with the uncut model on seeded inputs", _add_verify),
         ("inspect", "say what is in a built chain, a block's engine file or a TensorRT plan", _add_inspect),
+        ("profile", "measure a built chain and its drive again, and keep what was found", _add_profile),
         ("doctor", "say what this machine has, and what that means for chains", _add_doctor),
     ):
         words_of_its_own = f"{words[0].upper()}{words[1:]}."
@@ -125,8 +126,10 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     words = "write what was read, waited for and executed when, for ui.perfetto.dev"
     parser.add_argument("--trace", metavar="FILE.json", help=words)
     parser.add_argument("--direct-io", choices=("auto", "always", "never"), help="past the page cache (default: auto)")
-    parser.add_argument("--loader-threads", type=int, metavar="N", help="parallel reads (default: 2)")
-    parser.add_argument("--read-size", metavar="SIZE", help="of one read (default: 4MiB)")
+    parser.add_argument(
+        "--loader-threads", type=int, metavar="N", help="parallel reads (default: what the profile found)"
+    )
+    parser.add_argument("--read-size", metavar="SIZE", help="of one read (default: what the profile found)")
     parser.add_argument("--checksums", choices=("first", "always", "never"), help="when to check them (default: first)")
 
 
@@ -143,6 +146,12 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
 
 def _add_inspect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="NAME|FILE", help="a built chain, its folder, or one of its files")
+    _add_repository(parser)
+    parser.add_argument("--chain-version", type=int, metavar="V", help="which version (default: the newest)")
+
+
+def _add_profile(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", metavar="NAME", help="a built chain")
     _add_repository(parser)
     parser.add_argument("--chain-version", type=int, metavar="V", help="which version (default: the newest)")
 
@@ -233,13 +242,14 @@ class Target:
         model, deployment = config.model(options.name), config.deployment
         granted = deployment.memory_budget
         loader = {key: getattr(deployment.loader, key) for key in deployment.loader.__struct_fields__}
+        loader |= {key: int(loader[key]) or "auto" for key in ("threads", "read_size")}
         return cls(
             model.name,
             options.repository or deployment.repository,
             options.chain_version,
             budget if budget is not None or granted is None else int(granted),
             model.onnx,
-            {**loader, "read_size": int(loader["read_size"])},
+            loader,
         )
 
 

@@ -209,7 +209,7 @@ def _checked(order: _Order, draft: Chain, folder: Path, work: Path, tolerance: f
     tell("check", 0, 3)
     expected = reference(order.path, work, optimise=order.optimise, memory=order.memory)
     tell("check", 1, 3)
-    chain, outputs = rehearse(folder, draft, work)
+    chain, outputs = rehearse(folder, draft, work, order.memory)
     checks = [_compare(draft, expected, outputs, tolerance, blame)]
     tell("check", 2, 3)
     if chain.whole and Footprint.of(chain).resident <= order.memory:

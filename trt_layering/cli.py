@@ -276,6 +276,21 @@ def inspect(options: argparse.Namespace) -> Result:
     return Result(report.data, report.lines)
 
 
+def profile(options: argparse.Namespace) -> Result:
+    """Measure a chain and its drive again, keep the profile, and tell what it says."""
+    import msgspec
+
+    import trt_layering as tl
+    from trt_layering.profiling import describe
+    from trt_layering.store.manifest import read_manifest, resolve
+
+    repository, version = options.repository or "engines", options.chain_version
+    with Progress(sys.stderr) as progress:
+        found = tl.profile(options.target, repository=repository, version=version, progress=progress)
+    chain = read_manifest(resolve(Path(repository), options.target, version))
+    return Result({"name": options.target, **msgspec.to_builtins(found)}, columns(describe(chain)))
+
+
 def doctor(options: argparse.Namespace) -> Result:
     """Tell what this machine has; status 1 if something keeps chains from running."""
     from trt_layering.doctor import examine
@@ -299,4 +314,4 @@ def doctor(options: argparse.Namespace) -> Result:
     return Result(data, lines, 1 if any(finding.status == "fail" for finding in findings) else 0)
 
 
-_VERBS = {"build": build, "run": run, "verify": verify, "inspect": inspect, "doctor": doctor}
+_VERBS = {"build": build, "run": run, "verify": verify, "inspect": inspect, "profile": profile, "doctor": doctor}

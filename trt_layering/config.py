@@ -49,7 +49,18 @@ class Size(int):
 
 
 class ReadSize(Size):
-    """Bytes of one read, whole pages as reading past the page cache needs them."""
+    """Bytes of one read, whole pages as reading past the page cache needs them; 0, written "auto": what the chain's
+    profile found best."""
+
+    def __str__(self) -> str:
+        return super().__str__() if self else AUTO
+
+
+class Threads(int):
+    """Parallel reads, 1 to 64; 0, written "auto": what the chain's profile found best."""
+
+    def __str__(self) -> str:
+        return int.__repr__(self) if self else AUTO
 
 
 class BlockSize(Size):
@@ -67,8 +78,8 @@ class Loader(_Section, frozen=True):
     """How weights are read: see LoaderOptions of the runtime, which these become."""
 
     direct_io: Literal["auto", "always", "never"] = "auto"
-    threads: Annotated[int, msgspec.Meta(ge=1, le=64)] = 2
-    read_size: ReadSize = ReadSize(4 << 20)
+    threads: Threads = Threads(0)
+    read_size: ReadSize = ReadSize(0)
     verify: Literal["first", "always", "never"] = "first"
 
 
@@ -202,6 +213,8 @@ def resolve_model(onnx: str) -> Path:
 
 def _decode(kind: type, value: object) -> object:
     """msgspec's hook for our own types; it adds the field to a ValueError, so that is what it gets."""
+    if kind is Threads:
+        return _threads(value)
     try:
         if issubclass(kind, Size) and isinstance(value, (int, str)):
             return _sized(kind, value)
@@ -213,12 +226,20 @@ def _decode(kind: type, value: object) -> object:
 
 
 def _sized(kind: type[Size], value: int | str) -> Size:
-    if kind is BlockSize and value == AUTO:
+    if kind in (ReadSize, BlockSize) and value == AUTO:
         return kind(0)
     size = kind(parse_size(value))
     if kind is ReadSize and size % PAGE:
         raise UsageError(f"{quoted(value)} is no multiple of {PAGE} bytes", remedy="write it like 4MiB")
     return size
+
+
+def _threads(value: object) -> Threads:
+    if value == AUTO:
+        return Threads(0)
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 64:
+        return Threads(value)
+    raise ValueError(f"Expected 1 to 64 parallel reads, or auto, got {quoted(value)}")
 
 
 def _words(value: object) -> str:

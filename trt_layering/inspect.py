@@ -1,7 +1,8 @@
 """What is in a built chain, in a block's engine file or in a TensorRT plan, told without running or changing anything.
 
-May import the graph, the store and the footprint. What cannot be told raises the error that says why: a chain that is
-not there or damaged a StoreError, a file of no known kind a UsageError, a damaged ONNX file a ModelError.
+May import the graph, the store, the footprint and the words of `profiling`. What cannot be told raises the error that
+says why: a chain that is not there or damaged a StoreError, a file of no known kind a UsageError, a damaged ONNX file a
+ModelError.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import onnx_ir as ir
 
 from trt_layering.errors import CorruptError, UsageError
 from trt_layering.graph.stored import StoredTensor
+from trt_layering.profiling import describe
 from trt_layering.runtime.footprint import Footprint
 from trt_layering.shapes import format_shape
 from trt_layering.store.manifest import MANIFEST_FILE, WEIGHTS_FILE, Chain, Value, read_manifest, resolve
@@ -85,6 +88,7 @@ def _chain(folder: Path) -> Report:
         "outputs": [_value(value) for value in chain.outputs],
         "blocks": [_block(chain, index) for index in range(len(chain.blocks))],
         "check": {"max_abs_diff": chain.check.max_abs_diff, "max_abs_output": chain.check.max_abs_output},
+        "profile": msgspec.to_builtins(chain.profile),
     }  # fmt: skip
     return Report(data, _chain_lines(chain, footprint, data))
 
@@ -100,6 +104,7 @@ def _chain_lines(chain: Chain, footprint: Footprint, data: dict[str, Any]) -> li
         ("floor", f"{format_size(footprint.floor)}: {parts}"),
         ("all in memory", format_size(footprint.resident)),
         ("check", f"differs from the uncut model by {chain.check.max_abs_diff:.3g}"),
+        *describe(chain),
         *(("input", _text(value)) for value in chain.inputs),
         *(("output", _text(value)) for value in chain.outputs),
     ]

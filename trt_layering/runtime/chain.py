@@ -29,6 +29,7 @@ from trt_layering.runtime.activations import Buffers, Packing, empty, last_uses,
 from trt_layering.runtime.feeds import checked
 from trt_layering.runtime.footprint import USUAL_WAVE, Footprint, checked_wave
 from trt_layering.runtime.loader import LoaderOptions
+from trt_layering.runtime.origin import measured_elsewhere
 from trt_layering.runtime.schedules import Mode, Scheduled, scheduled
 from trt_layering.runtime.supply import Supply, keep, stream
 from trt_layering.runtime.trace import Event, Trace
@@ -126,6 +127,7 @@ class Chain:
         check_store(folder, manifest)
         self._runtime = backends.runtime(manifest.backend.name)
         _require_fit(folder, manifest, self._runtime)
+        loader = loader.resolved(manifest.profile)
         scheduled = self._schedule(folder, arena_bytes, loader, mode)
         self._blocks = tuple(part.block for part in scheduled.parts) if scheduled else manifest.whole or manifest.blocks
         self._static = static_outputs(manifest.inputs, self._blocks)
@@ -145,7 +147,10 @@ class Chain:
         self._runner = 0
         self._process = os.getpid()
         self._finalizer = weakref.finalize(self, _close_behind, self._supply, self._turn, self._process)
-        self._notes = {"schedule": scheduled.fallback} if scheduled and scheduled.fallback else {}
+        self._notes = {"profile": note for note in measured_elsewhere(manifest.profile, folder)}
+        if scheduled and scheduled.fallback:
+            self._notes["schedule"] = scheduled.fallback
+
         self._predicted = scheduled.choice.seconds if scheduled else None
         self._logged: set[str] = set()
         self._closing = self._release_after_run = False

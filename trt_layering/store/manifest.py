@@ -147,9 +147,10 @@ class Profile(_Record, frozen=True):
     """What this chain takes on one machine and one drive, both named so that others are noticed.
 
     `execute_seconds` of each of `Chain.parts`, from its weights being there until the next may begin; `read_seconds` of
-    each extent. `read_rate` is the drive's, in bytes per second, with the `threads` parallel reads of `read_size` bytes
-    that were found best for it. While the drive reads, executing takes `execute_slowdown` times as long as alone, and
-    reading `read_slowdown` times as long while a block executes. Times that were not measured are empty lists.
+    each extent by itself, in large stores of some, and of the others what they take at the rate of these. `read_rate`
+    is the drive's in bytes per second while `threads` reads of up to `read_size` bytes are always under way, which were
+    found best for it. While the drive reads, executing takes `execute_slowdown` times as long as alone, and reading
+    `read_slowdown` times as long while a block executes. Times that were not measured are empty lists.
     """
 
     execute_seconds: tuple[Magnitude, ...]
