@@ -39,7 +39,7 @@ class Assembled:
 
 
 @dataclass(frozen=True)
-class _Cut:
+class CutBlock:
     """A block before it is written: its graph and the bytes of its streamed weights by name."""
 
     graph: ir.Model
@@ -56,13 +56,14 @@ def assemble(
 ) -> Assembled:
     """Write `windows` as blocks of at most `size` bytes of weights where the graph allows; `dims` gives numbers for
     symbolic dims, to find narrow cuts by."""
-    cuts = list(_blocks(windows, size, dims))
+    cuts = list(cut_windows(windows, size, dims))
     places, blocks = _write(writer, builder, cuts, tell)
     whole = _write_whole(writer, builder, windows, places) if len(windows) < len(blocks) else ()
     return Assembled(blocks, whole)
 
 
-def _blocks(windows: Iterable[ir.Model], size: int, dims: Mapping[str, int]) -> Iterator[_Cut]:
+def cut_windows(windows: Iterable[ir.Model], size: int, dims: Mapping[str, int]) -> Iterator[CutBlock]:
+    """The blocks that `assemble` writes, in their order."""
     for window in windows:
         sizes = _streamed(window.graph)
         stops = choose_cuts(window.graph, find_cuts(window.graph, dims), size, sizes)
@@ -70,7 +71,7 @@ def _blocks(windows: Iterable[ir.Model], size: int, dims: Mapping[str, int]) -> 
         cutter = Cutter(window)
         for start, stop in pairwise(bounds):
             graph = cutter.extract(start, stop)
-            yield _Cut(graph, {name: sizes[name] for name in graph.graph.initializers if name in sizes})
+            yield CutBlock(graph, {name: sizes[name] for name in graph.graph.initializers if name in sizes})
 
 
 def _streamed(graph: ir.Graph) -> dict[str, int]:
@@ -96,7 +97,7 @@ def _numpy_can_alias(dtype: ir.DataType) -> bool:
 
 
 def _write(
-    writer: StoreWriter, builder: Builder, cuts: Sequence[_Cut], tell: Progress
+    writer: StoreWriter, builder: Builder, cuts: Sequence[CutBlock], tell: Progress
 ) -> tuple[Places, tuple[Block, ...]]:
     """Write weights and engines; a weight of several blocks goes to an extent of its own, once."""
     users: dict[str, list[int]] = defaultdict(list)

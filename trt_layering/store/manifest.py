@@ -171,11 +171,13 @@ UNMEASURED = Profile(
 
 class Narrowed(_Record, frozen=True):
     """What storing a block's weights in 16 bits cost: the largest difference that it made to the block's outputs on
-    seeded inputs, as a part of the largest output, and the weights that stay as they were, since they cost too much."""
+    seeded inputs, as a part of the largest output, and the weights that stay as they were, since they cost too much;
+    and the bytes that the other weights save."""
 
     block: PlainName
     max_rel_diff: Magnitude
     kept: tuple[Text, ...]
+    saved_bytes: Count = 0
 
 
 class Chain(_Record, frozen=True):
