@@ -96,6 +96,11 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
         "--backend", choices=("auto", "onnxruntime", "tensorrt"), help="not yet: tensorrt (default: auto)"
     )
     parser.add_argument("--precision", choices=("fp32", "fp16"), help="not yet: fp16 (default: fp32)")
+    parser.add_argument(
+        "--weights", choices=("fp32", "fp16", "bf16"), help="how weights of float32 are stored (default: fp32)"
+    )
+    words = "how much that may change an output of a block, as a part of its largest value (default: 1e-3; bf16: 1e-2)"
+    parser.add_argument("--weights-tolerance", type=float, metavar="T", help=words)
     parser.add_argument("--block-size", metavar="SIZE", help="how large a block may be (default: 16MiB)")
     parser.add_argument("--memory", metavar="SIZE", help="what the build may take itself (default: 1GiB)")
     parser.add_argument("--no-optimise", action="store_true", help="bit-identical to the model as it is, but slower")
@@ -172,6 +177,8 @@ def _with_flags(model: Model, options: argparse.Namespace) -> Model:
     said: dict[str, Any] = {
         "backend": options.backend,
         "precision": options.precision,
+        "weights": options.weights,
+        "weights_tolerance": options.weights_tolerance,
         "block_size": _size(options.block_size, "--block-size", Size),
         "build_memory": _size(options.memory, "--memory", Size),
         "optimise": False if options.no_optimise else None,

@@ -302,6 +302,9 @@ def _faults(chain: Chain) -> Iterator[str]:
     yield from _file_faults(chain)
     yield from _value_faults(chain)
     yield from _part_faults(chain)
+    strangers = {one.block for one in chain.narrowed} - {block.name for block in chain.blocks}
+    if strangers:
+        yield f"it tells what narrow weights cost {min(strangers)!r}, which is no block"
     for times, count, what in (
         (chain.profile.execute_seconds, len(chain.parts), "blocks"),
         (chain.profile.read_seconds, len(chain.extents), "extents"),
