@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from trt_layering.backends.base import Progress
-from trt_layering.backends.onnxruntime.runtime import reported, run_plainly
+from trt_layering.backends.onnxruntime.runtime import reported, return_memory, run_plainly
 from trt_layering.backends.onnxruntime.session import open_session
 from trt_layering.compare import difference
 from trt_layering.errors import BackendError, UsageError
@@ -152,6 +152,7 @@ class _Walk:
         diff = self._differs(block, names, wanted) if names else 0.0
         keep = self._worst(block, names, wanted) if diff > self._tolerance else []
         self._pass_on(index, wanted)
+        return_memory()
         return _Look(diff, keep)
 
     def _pass_on(self, index: int, results: Sequence[Feeds]) -> None:

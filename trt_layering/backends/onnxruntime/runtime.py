@@ -224,9 +224,7 @@ class OnnxRuntime:
             shrink = ort.RunOptions()
             shrink.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
             session.run(None, {"x": np.zeros(1, np.float32)}, shrink)
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone keeps what is freed
-        if trim is not None:
-            trim(0)
+        return_memory()
 
 
 class OnnxRuntimeEngine:
@@ -309,6 +307,13 @@ class OnnxRuntimeEngine:
         self._binding = None
         self._weights = {}
         self._buffers = {}
+
+
+def return_memory() -> None:
+    """Make the C library give back what was freed: glibc alone keeps it."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def as_array(tensor: ort.OrtValue | Array) -> Array:
