@@ -253,7 +253,7 @@ def test_scratch_holds_the_widened_weights_of_one_node(tmp_path: Path) -> None:
     nodes = [node("MatMul", [f"h{i}", f"w{i}"], [f"h{i + 1}"]) for i in range(4)]
     proto = model(nodes, [info("h0", FLOAT, [1, 1024])], [info("h4", FLOAT, [1, 1024])], weights)
     path = saved(proto, tmp_path / "model.onnx")
-    done = build(path, repository=tmp_path / "engines", weights="fp16", split=False)
+    done = build(path, repository=tmp_path / "engines", weights="fp16", split=False, block_size="16MiB")
     assert len(done.manifest.blocks) == 1
     widened = 1024 * 2048 * 4
     needs = Footprint.of(done.manifest)
