@@ -108,6 +108,25 @@ class TestVerbs:
         assert built["weights_bytes"] == 4 * WIDTH * WIDTH * 4
         assert Path(built["path"], "chain.json").is_file()
 
+    def test_build_with_narrow_weights(self, capfd, model, tmp_path):
+        words = ["build", model, "--repository", tmp_path, "--block-size", "64KiB", "--weights", "fp16"]
+        status, told = as_json(capfd, *words, "--weights-tolerance", "2e-3")
+        assert status == 0
+        [built] = told["models"]
+        assert (built["weights"], built["weights_bytes"]) == ("fp16", 4 * WIDTH * WIDTH * 2)
+        assert [one["block"] for one in built["narrowed"]] == ["block-000", "block-001"]
+        for one in built["narrowed"]:
+            assert (one["bytes_before"], one["bytes_after"], one["kept"]) == (2 * 64 << 10, 64 << 10, [])
+            assert 0 < one["max_rel_diff"] <= 2e-3
+        chain = as_json(capfd, "inspect", built["path"])[1]
+        assert (chain["weights"], chain["narrowed"]) == ("fp16", built["narrowed"])
+        assert as_json(capfd, "verify", built["name"], "--repository", tmp_path, "--onnx", model)[0] == 0
+        for verb in (words, ["inspect", built["path"]]):
+            assert cli.main([*map(str, verb)]) == 0
+            assert "weights in fp16 change a block's output by" in capfd.readouterr().out
+        status, told = as_json(capfd, *words, "--weights-tolerance", "nan")
+        assert (status, told["error"]["remedy"]) == (2, "give one like 1e-3")
+
     def test_run_on_random_inputs(self, capfd, repository):
         status, told = as_json(capfd, *run_words(repository, "--iterations", 3, "--seed", 5))
         again = as_json(capfd, *run_words(repository, "--seed", 5))[1]

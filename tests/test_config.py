@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trt_layering.config import Loader, Model, ReadSize, Size, load, resolve_model
+from trt_layering.config import Loader, Model, ReadSize, Size, Tolerance, load, resolve_model
 from trt_layering.errors import ConfigError, ModelError, UsageError
 from trt_layering.shapes import ShapeRange
 
@@ -27,6 +27,7 @@ models:
       input1: {min: 1x1x64x32, opt: 1x1x64x160, max: 1x1x64x320}
       "b:0": 2x3
   - {name: other, onnx: o.onnx, optimise: false, split: false, build_memory: 2GiB}
+  - {name: narrow, onnx: n.onnx, weights: bf16, weights_tolerance: 1e-3}
 """
 
 
@@ -53,6 +54,7 @@ def test_everything_is_read(write):
             shapes={"input1": varying, "b:0": fixed},
         ),
         Model(name="other", onnx="o.onnx", optimise=False, split=False, build_memory=Size(2 << 30)),
+        Model(name="narrow", onnx="n.onnx", weights="bf16", weights_tolerance=Tolerance(1e-3)),
     )  # fmt: skip
     assert varying.for_build() == {"min": (1, 1, 64, 32), "opt": (1, 1, 64, 160), "max": (1, 1, 64, 320)}
     assert fixed.for_build() == (2, 3)
@@ -77,15 +79,17 @@ def test_the_arguments_of_a_build(write):
     """All that `build` takes but where, and each as the file says."""
     from trt_layering.building import build
 
-    first, other = load(write(GOOD)).deployment.models
+    first, other, narrow = load(write(GOOD)).deployment.models
     assert set(first.for_build()) == set(inspect.signature(build).parameters) - {"repository", "progress"}
     assert first.for_build() == {
         "model": Path("models/ocr.onnx"), "name": "ocr", "backend": "onnxruntime", "precision": "fp32",
         "block_size": 4 << 20, "optimise": True, "split": True, "memory": 1 << 30,
+        "weights": "fp32", "weights_tolerance": None,
         "shapes": {"input1": {"min": (1, 1, 64, 32), "opt": (1, 1, 64, 160), "max": (1, 1, 64, 320)}, "b:0": (2, 3)},
     }  # fmt: skip
     built = other.for_build()
     assert (built["optimise"], built["split"], built["memory"], built["shapes"]) == (False, False, 2 << 30, {})
+    assert (narrow.for_build()["weights"], narrow.for_build()["weights_tolerance"]) == ("bf16", 1e-3)
 
 
 @pytest.mark.parametrize("later", [{"backend": "tensorrt"}, {"precision": "fp16"}])
@@ -132,6 +136,12 @@ def test_what_cannot_be_built_yet(later):
         ("name: other", "name: ../other", 12, "models[1].name", "letters, digits"),
         ("name: other, ", "", 12, "models[1]", "'name' is missing"),
         ("optimise: false", "optimise: 3", 12, "models[1].optimise", "Expected true or false"),
+        ("weights: bf16", "weights: int4", 13, "models[2].weights", "choose one of fp32, fp16, bf16"),
+        ("1e-3", "1%", 13, "models[2].weights_tolerance", "a number from 0 to 1"),
+        ("1e-3", "1.5", 13, "models[2].weights_tolerance", "a number from 0 to 1"),
+        ("1e-3", ".nan", 13, "models[2].weights_tolerance", "a number from 0 to 1"),
+        ("1e-3", "true", 13, "models[2].weights_tolerance", "a number from 0 to 1"),
+        ("1e-3", "[1]", 13, "models[2].weights_tolerance", "Expected"),
         ("96MiB", "9" * 400, 2, "memory_budget", "at most 4 EiB"),
         ("    block_size: 4MiB", "    onnx: x", 8, "models[0].onnx", "written twice, first on line 6"),
     ],

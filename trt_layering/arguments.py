@@ -97,6 +97,11 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
         "--backend", choices=("auto", "onnxruntime", "tensorrt"), help="not yet: tensorrt (default: auto)"
     )
     parser.add_argument("--precision", choices=("fp32", "fp16"), help="not yet: fp16 (default: fp32)")
+    parser.add_argument(
+        "--weights", choices=("fp32", "fp16", "bf16"), help="how weights of float32 are stored (default: fp32)"
+    )
+    words = "how much that may change an output of a block, as a part of its largest value (default: 1e-3; bf16: 1e-2)"
+    parser.add_argument("--weights-tolerance", type=float, metavar="T", help=words)
     parser.add_argument("--block-size", metavar="SIZE", help="how large a block may be (default: auto, by the model)")
     parser.add_argument("--memory", metavar="SIZE", help="what the build may take itself (default: 1GiB)")
     parser.add_argument("--no-optimise", action="store_true", help="bit-identical to the model as it is, but slower")
@@ -138,7 +143,8 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--onnx", metavar="MODEL.onnx", help="the uncut model (CONFIG.yaml has it already)")
     words = (
         "largest difference of an output that passes, as a part of its largest value; 0: bit for bit "
-        "(default: what the build allowed: 1e-5, with --no-optimise 0, or 1e-6 where weights were split)"
+        "(default: what the build allowed: 1e-5, with --no-optimise 0, or 1e-6 where weights were "
+        "split; with --weights fp16 1e-2, bf16 5e-2)"
     )
     parser.add_argument("--tolerance", type=float, metavar="T", help=words)
     _add_inputs(parser)
@@ -185,6 +191,8 @@ def _with_flags(model: Model, options: argparse.Namespace) -> Model:
     said: dict[str, Any] = {
         "backend": options.backend,
         "precision": options.precision,
+        "weights": options.weights,
+        "weights_tolerance": options.weights_tolerance,
         "block_size": _block_size(options.block_size),
         "build_memory": _size(options.memory, "--memory", Size),
         "optimise": False if options.no_optimise else None,

@@ -43,7 +43,7 @@ class Assembled:
 
 
 @dataclass(frozen=True)
-class _Cut:
+class CutBlock:
     """A block before it is written: its graph and the bytes of its streamed weights by name."""
 
     graph: ir.Model
@@ -68,6 +68,12 @@ def assemble(
     return Assembled(blocks, joined, whole)
 
 
+def cut_windows(windows: Iterable[ir.Model], size: int, dims: Mapping[str, int]) -> Iterator[CutBlock]:
+    """The blocks that `assemble` writes, in their order."""
+    for window in windows:
+        yield from _blocks(_seamed(window, size, dims))
+
+
 @dataclass(frozen=True)
 class _Seamed:
     """A window and the bytes of its streamed weights; the first of `levels` are the positions at which it is cut, its
@@ -89,11 +95,11 @@ def _seamed(window: ir.Model, size: int, dims: Mapping[str, int]) -> _Seamed:
     return _Seamed(window, sizes, levels)
 
 
-def _blocks(seamed: _Seamed) -> Iterator[_Cut]:
+def _blocks(seamed: _Seamed) -> Iterator[CutBlock]:
     cutter = Cutter(seamed.window)
     for start, stop in pairwise(seamed.levels[0]):
         graph = cutter.extract(start, stop)
-        yield _Cut(graph, {name: seamed.sizes[name] for name in graph.graph.initializers if name in seamed.sizes})
+        yield CutBlock(graph, {name: seamed.sizes[name] for name in graph.graph.initializers if name in seamed.sizes})
 
 
 def _streamed(graph: ir.Graph) -> dict[str, int]:
@@ -119,7 +125,7 @@ def _numpy_can_alias(dtype: ir.DataType) -> bool:
 
 
 def _write(
-    writer: StoreWriter, builder: Builder, cuts: Sequence[_Cut], tell: Progress
+    writer: StoreWriter, builder: Builder, cuts: Sequence[CutBlock], tell: Progress
 ) -> tuple[Places, tuple[Block, ...]]:
     """Write weights and engines; a weight of several blocks goes to an extent of its own, once."""
     users: dict[str, list[int]] = defaultdict(list)

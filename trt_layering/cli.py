@@ -80,6 +80,7 @@ def build(options: argparse.Namespace) -> Result:
             f"  {one['blocks']} blocks, {format_size(one['weights_bytes'])} of weights; "
             f"runs in {format_size(one['floor_bytes'])} or more",
             f"  differs from the uncut model by {one['max_abs_diff']:.3g} (largest output {one['max_abs_output']:.3g})",
+            *(f"  {line}" for line in one.pop("cost_lines")),
         ]
     return Result({"models": told}, lines)
 
@@ -94,6 +95,7 @@ def _share_thread_pool(options: argparse.Namespace) -> None:
 
 def _build(model: Model, repository: str) -> dict[str, Any]:
     import trt_layering as tl
+    from trt_layering.inspect import cost_lines, costs
 
     begin = time.monotonic()
     with Progress(sys.stderr) as progress:
@@ -104,6 +106,7 @@ def _build(model: Model, repository: str) -> dict[str, Any]:
         "backend": manifest.backend.name, "precision": manifest.precision, "blocks": len(manifest.blocks),
         "weights_bytes": manifest.weights_bytes, "floor_bytes": tl.footprint(model.name, repository=repository).floor,
         "max_abs_diff": manifest.check.max_abs_diff, "max_abs_output": manifest.check.max_abs_output,
+        "weights": manifest.weights, "narrowed": costs(manifest), "cost_lines": cost_lines(manifest),
     }  # fmt: skip
 
 

@@ -29,8 +29,8 @@ _PACKAGE = "package:"
 _NAME = r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}\Z"
 AUTO = "auto"
 _EXAMPLES = "see configs/ for examples"
-_NOT_YET = {"tensorrt": "auto or onnxruntime", "fp16": "fp32"}
-"""Words that are known and cannot be had yet, and what to say instead."""
+_NOT_YET = {("backend", "tensorrt"): "auto or onnxruntime", ("precision", "fp16"): "fp32"}
+"""Keys with words that are known and cannot be had yet, and what to say instead."""
 _PLAIN_WORDS = {
     "`object`": "a mapping",
     "`array`": "a list",
@@ -63,6 +63,10 @@ class Threads(int):
         return int.__repr__(self) if self else AUTO
 
 
+class Tolerance(float):
+    """A part of something, 0 to 1. YAML takes 1e-3 for text, which we do not."""
+
+
 class BlockSize(Size):
     """Bytes of a block, or "auto": by the model's size, here 0."""
 
@@ -93,6 +97,8 @@ class Model(_Section, frozen=True):
     onnx: str
     backend: Literal["auto", "onnxruntime", "tensorrt"] = "auto"
     precision: Literal["fp32", "fp16"] = "fp32"
+    weights: Literal["fp32", "fp16", "bf16"] = "fp32"
+    weights_tolerance: Tolerance | None = None
     block_size: BlockSize = BlockSize(0)
     shapes: dict[str, ShapeRange] = msgspec.field(default_factory=dict)
     optimise: bool = True
@@ -104,14 +110,15 @@ class Model(_Section, frozen=True):
         for a package's file that is not installed."""
         for key in ("backend", "precision"):
             word = getattr(self, key)
-            if word in _NOT_YET:
-                remedy = f"say {key} {_NOT_YET[word]}"
+            if (key, word) in _NOT_YET:
+                remedy = f"say {key} {_NOT_YET[key, word]}"
                 raise UsageError(f"{key} {word} is not written yet", where=f"model {self.name!r}", remedy=remedy)
         return {
             "model": resolve_model(self.onnx), "name": self.name, "backend": self.backend,
             "precision": self.precision, "block_size": int(self.block_size) or AUTO,
             "shapes": {name: shape.for_build() for name, shape in self.shapes.items()},
             "optimise": self.optimise, "split": self.split, "memory": int(self.build_memory),
+            "weights": self.weights, "weights_tolerance": self.weights_tolerance,
         }  # fmt: skip
 
 
@@ -218,6 +225,8 @@ def _decode(kind: type, value: object) -> object:
     try:
         if issubclass(kind, Size) and isinstance(value, (int, str)):
             return _sized(kind, value)
+        if kind is Tolerance and isinstance(value, (int, float, str)):
+            return _tolerance(value)
         if kind is ShapeRange:
             return ShapeRange.parse(value)
     except UsageError as error:
@@ -240,6 +249,16 @@ def _threads(value: object) -> Threads:
     if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 64:
         return Threads(value)
     raise ValueError(f"Expected 1 to 64 parallel reads, or auto, got {quoted(value)}")
+
+
+def _tolerance(value: float | str) -> Tolerance:
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if isinstance(value, bool) or not 0 <= number <= 1:
+        raise UsageError(f"{quoted(value)} is no part of something", remedy="write a number from 0 to 1, like 0.001")
+    return Tolerance(number)
 
 
 def _words(value: object) -> str:
@@ -332,7 +351,8 @@ class _Document:
         what, _, remedy = what.partition("; ")
         choices = _choices_at(place)
         if choices:
-            words = (f"{word} (not yet)" if word in _NOT_YET else word for word in choices)
+            key = place.rpartition(".")[2]
+            words = (f"{word} (not yet)" if (key, word) in _NOT_YET else word for word in choices)
             remedy = f"choose one of {', '.join(words)}"
         if "matching regex" in what:
             what = "a name has letters, digits, '.', '_' and '-', 128 at most, and no '.' in front"

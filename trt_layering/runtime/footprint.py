@@ -126,6 +126,11 @@ class Footprint:
             return f"give at least {format_size(self.floor)}, or open it for smaller waves"
         if largest == "engines":
             return f"give at least {format_size(self.floor)}, or build with a larger --block-size, for fewer engines"
+        if largest == "scratch" and any(block.saved_bytes for block in chain.narrowed):
+            return (
+                f"give at least {format_size(self.floor)}, or build with a smaller --block-size: the largest weight of "
+                f"{chain.weights} is widened there"
+            )
         return f"give at least {format_size(self.floor)}, or build for smaller inputs with --shape"
 
 

@@ -173,11 +173,13 @@ UNMEASURED = Profile(
 
 class Narrowed(_Record, frozen=True):
     """What storing a block's weights in 16 bits cost: the largest difference that it made to the block's outputs on
-    seeded inputs, as a part of the largest output, and the weights that stay as they were, since they cost too much."""
+    seeded inputs, as a part of the largest output, and the weights that stay as they were, since they cost too much;
+    and the bytes that the other weights save."""
 
     block: PlainName
     max_rel_diff: Magnitude
     kept: tuple[Text, ...]
+    saved_bytes: Count = 0
 
 
 class Chain(_Record, frozen=True):
@@ -302,6 +304,9 @@ def _faults(chain: Chain) -> Iterator[str]:
     yield from _file_faults(chain)
     yield from _value_faults(chain)
     yield from _part_faults(chain)
+    strangers = {one.block for one in chain.narrowed} - {block.name for block in chain.blocks}
+    if strangers:
+        yield f"it tells what narrow weights cost {min(strangers)!r}, which is no block"
     for times, count, what in (
         (chain.profile.execute_seconds, len(chain.parts), "blocks"),
         (chain.profile.read_seconds, len(chain.extents), "extents"),
