@@ -18,6 +18,7 @@ from trt_layering.backends.base import Builder, Progress
 from trt_layering.errors import BuildError
 from trt_layering.graph.blocks import Cutter
 from trt_layering.graph.cuts import choose_cuts, find_cuts
+from trt_layering.graph.tables import bring_forward, find_tables, rows_input, seams
 from trt_layering.store.manifest import Block, Value
 from trt_layering.store.writer import StoreWriter
 
@@ -56,6 +57,8 @@ def assemble(
 ) -> Assembled:
     """Write `windows` as blocks of at most `size` bytes of weights where the graph allows; `dims` gives numbers for
     symbolic dims, to find narrow cuts by."""
+    for window in windows:
+        bring_forward(window.graph)
     cuts = list(_blocks(windows, size, dims))
     places, blocks = _write(writer, builder, cuts, tell)
     whole = _write_whole(writer, builder, windows, places) if len(windows) < len(blocks) else ()
@@ -65,12 +68,19 @@ def assemble(
 def _blocks(windows: Iterable[ir.Model], size: int, dims: Mapping[str, int]) -> Iterator[_Cut]:
     for window in windows:
         sizes = _streamed(window.graph)
-        stops = choose_cuts(window.graph, find_cuts(window.graph, dims), size, sizes)
+        cuts = find_cuts(window.graph, dims)
+        required = seams(window.graph, (cut.position for cut in cuts))
+        stops = choose_cuts(window.graph, cuts, size, sizes, required)
         bounds = [0, *stops, len(window.graph)]
         cutter = Cutter(window)
+        whole = find_tables(window.graph)
         for start, stop in pairwise(bounds):
             graph = cutter.extract(start, stop)
+            if rows_input(graph.graph) is not None:
+                whole -= graph.graph.initializers.keys()
             yield _Cut(graph, {name: sizes[name] for name in graph.graph.initializers if name in sizes})
+        for name in sorted(whole):
+            log.warning("%s is loaded as a whole, though only rows of it are used: no seam can part its Gather", name)
 
 
 def _streamed(graph: ir.Graph) -> dict[str, int]:
@@ -114,7 +124,8 @@ def _write(
         for group in [group for group in groups if group not in written]:
             written[group] = _write_extent(writer, cut.graph.graph, groups[group], places)
         extents = tuple(written[group] for group in groups)
-        blocks.append(_write_engine(writer, builder, f"block-{index:03d}", cut.graph, places, extents))
+        name, rows = f"block-{index:03d}", rows_input(cut.graph.graph)
+        blocks.append(_write_engine(writer, builder, name, cut.graph, places, extents, rows))
     tell("write", len(cuts), len(cuts))
     return places, tuple(blocks)
 
@@ -132,8 +143,15 @@ def _write_whole(
 
 
 def _write_engine(
-    writer: StoreWriter, builder: Builder, name: str, graph: ir.Model, places: Places, extents: tuple[int, ...]
+    writer: StoreWriter,
+    builder: Builder,
+    name: str,
+    graph: ir.Model,
+    places: Places,
+    extents: tuple[int, ...],
+    rows: str | None = None,
 ) -> Block:
+    """Write the engine of `graph`; `rows` is the input that chooses rows, if it only gathers these."""
     file = writer.engine_file(name, builder.suffix)
     builder.write_engine(graph, file, {key: places[key] for key in graph.graph.initializers if key in places})
     return Block(
@@ -143,6 +161,7 @@ def _write_engine(
         extents=extents,
         inputs=tuple(map(as_value, graph.graph.inputs)),
         outputs=tuple(map(as_value, graph.graph.outputs)),
+        rows=rows,
     )
 
 
