@@ -27,8 +27,8 @@ _DTYPES = {
 
 
 def find_tables(graph: ir.Graph) -> frozenset[str]:
-    """Names of the initializers of at least `TABLE_FROM` bytes of which every use is a Gather of rows in `graph` itself,
-    by indices that are not constant."""
+    """Names of the initializers of at least `TABLE_FROM` bytes of which every use is a Gather of rows, in `graph`
+    itself and by indices that are not constant."""
     return _tables(Dataflow(graph))
 
 

@@ -217,7 +217,7 @@ class Chain:
         """What happened since open, in counts, seconds and bytes, and what the chain takes. A new dict each time."""
         return {
             "sweeps": self._sweeps,
-            "bytes_read": self._loader.bytes_read,
+            "bytes_read": self._supply.bytes_read,
             "stall_seconds": self._stall_seconds,
             "execute_seconds": self._execute_seconds,
             "read_seconds": self._loader.read_seconds,
@@ -231,6 +231,7 @@ class Chain:
             "blocks": len(self._blocks),
             "mode": self._supply.mode,
             "fallbacks": self._fallbacks(),
+            **self._supply.row_counts,
         }
 
     def close(self) -> None:
@@ -307,7 +308,7 @@ def _close_behind(supply: Supply, turn: AbstractContextManager[Any], process: in
     process has none of these threads, and leaves it to its parent."""
     if os.getpid() != process:
         return
-    if supply.loader.owns_this_thread():
+    if supply.owns_this_thread():
         arguments = (supply, turn, process)
         threading.Thread(target=_close_behind, args=arguments, name="trt-layering-close").start()
         return

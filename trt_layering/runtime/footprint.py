@@ -22,14 +22,16 @@ _PACKED_PERCENT = 2
 @dataclass(frozen=True)
 class Footprint:
     """Bytes by what they are for: `largest_block` in the arena, `activations` passed between blocks, `scratch` inside
-    blocks, `engines` with the inference library's own state; `weights` an arena that holds all blocks, and `resident`
-    what it takes to keep everything, laid out as engines like it best."""
+    blocks, `engines` with the inference library's own state; `weights` an arena that holds all blocks, without the
+    `tables` that are read by rows, and `resident` what it takes to keep everything, laid out as engines like it best.
+    """
 
     largest_block: int
     activations: int
     scratch: int
     engines: int
     weights: int
+    tables: int
     resident: int
 
     @classmethod
@@ -37,14 +39,15 @@ class Footprint:
         """The footprint of a built chain in this process."""
         sizes = [chain.block_bytes(index) for index in range(len(chain.blocks))]
         memory, each = chain.memory, backends.engine_overhead(chain.backend.name)
-        packed = chain.weights_bytes * (100 + _PACKED_PERCENT) // 100 if chain.optimised else sum(sizes)
+        packed = chain.weights_bytes * (100 + _PACKED_PERCENT) // 100 if chain.optimised else chain.loaded_bytes
         engines = memory.engines + each * len(chain.whole or chain.blocks)
         needs = cls(
             largest_block=max(sizes, default=0),
             activations=memory.activations,
             scratch=memory.scratch,
-            engines=memory.engines + each * len(chain.blocks),
+            engines=memory.engines + each * sum(block.rows is None for block in chain.blocks),
             weights=sum(sizes),
+            tables=chain.loaded_bytes - sum(sizes),
             resident=packed + memory.activations + memory.scratch + engines,
         )
         return replace(needs, resident=max(needs.resident, needs.floor))
@@ -70,8 +73,9 @@ class Footprint:
         }
 
     def arena(self, budget: int, chain: Chain) -> int:
-        """Bytes of arena that `budget` leaves, a multiple of a page and at most all weights. BudgetError under the
-        floor, MemoryLimitError if the machine has less to give than the budget takes up."""
+        """Bytes of arena that `budget` leaves, a multiple of a page and at most all weights, tables included only where
+        everything fits. BudgetError under the floor, MemoryLimitError if the machine has less to give than the budget
+        takes up."""
         if budget < self.floor:
             raise BudgetError(
                 f"a budget of {format_size(budget)} is under the floor of {format_size(self.floor)}: "
@@ -88,7 +92,8 @@ class Footprint:
                 where=f"chain {chain.name!r}",
                 remedy=f"give it a smaller budget, from {format_size(self.floor)} up, or stop other programs",
             )
-        return min((budget - self.fixed) // PAGE * PAGE, self.weights)
+        everything = self.weights + (self.tables if budget >= self.resident else 0)
+        return min((budget - self.fixed) // PAGE * PAGE, everything)
 
     def _lever(self, chain: Chain) -> str:
         """What would lower the floor: the largest part says it."""
