@@ -99,11 +99,11 @@ def _gathers_rows(flow: Dataflow, node: ir.Node, index: int, rank: int) -> bool:
         return False
     axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
     rows = node.inputs[1]
-    if axis not in (0, -rank) or rows is None or rows.dtype not in _INDICES or not flow.placed(flow.position[node]):
+    if axis not in (0, -rank) or rows is None or rows.dtype not in _INDICES or flow.is_constant(rows):
         return False
     # ONNX Runtime does not tell a scalar from an unknown rank, which no seam may part.
     crosses = may_cross(rows) and rows.shape is not None and len(rows.shape) > 0
-    return (rows.is_graph_input() or crosses) and may_cross(node.outputs[0])
+    return flow.placed(flow.position[node]) and (rows.is_graph_input() or crosses) and may_cross(node.outputs[0])
 
 
 def _makers(flow: Dataflow, index: int) -> list[int]:

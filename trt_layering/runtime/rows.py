@@ -133,7 +133,9 @@ class RowReader:
         staging = self._staging.view(place * _PIECE, _PIECE)
         done = 0
         try:
-            for piece in share if request.error is None else ():
+            for piece in share:
+                if request.error is not None:
+                    break
                 part = staging[: piece.length]
                 self._file.read_into(part, piece.offset)
                 request.deliver(piece, part)
@@ -190,11 +192,11 @@ class Table:
         self._row_bytes = self._tensor.nbytes // max(1, self._tensor.shape[0])
         self._cache = _Cache(min(CACHE_BYTES // self._row_bytes, self._tensor.shape[0]), self._row_bytes)
 
-    def gather(self, indices: Array, name: str) -> Array:
+    def gather(self, indices: Array, where: str) -> Array:
         """The row for each of `indices` (int32 or int64, of any shape, below zero counted from the end), in memory of
-        the caller's: `indices.shape` and then the shape of a row. `name` is what the indices are called, for errors."""
+        the caller's: `indices.shape` and then the shape of a row. `where` says in errors whose indices these are."""
         shape = (*indices.shape, *self._tensor.shape[1:])
-        numbers = self._checked(indices.reshape(-1).astype(np.int64), name)
+        numbers = self._checked(indices.reshape(-1).astype(np.int64), where)
         out = np.empty((numbers.size, self._row_bytes), np.uint8)
         rows, places, inverse = np.unique(numbers, return_index=True, return_inverse=True)
         self._fill(rows.tolist(), places.tolist(), out)
@@ -203,14 +205,14 @@ class Table:
             out[place] = out[sources[place]]
         return out.reshape(-1).view(dtype_of(self._tensor.dtype)).reshape(shape)
 
-    def _checked(self, numbers: Array, name: str) -> Array:
+    def _checked(self, numbers: Array, where: str) -> Array:
         """`numbers` counted from the front."""
         count = self._tensor.shape[0]
         wrong = numbers[(numbers < -count) | (numbers >= count)]
         if wrong.size:
             raise InputError(
-                f"{name!r} names row {wrong[0]} of {self._tensor.name!r}, which has {count} rows",
-                where=f"input {name!r}", remedy=f"give numbers from {-count} to {count - 1}",
+                f"row {wrong[0]} is asked for of {self._tensor.name!r}, which has {count} rows",
+                where=where, remedy=f"give numbers from {-count} to {count - 1}",
             )  # fmt: skip
         return np.where(numbers < 0, numbers + count, numbers)
 
@@ -279,7 +281,8 @@ class RowsEngine:
         """Read the rows that the block's input names."""
         if self._table is None:
             raise BackendError("the engine is closed", where=self._where)
-        rows = self._table.gather(self._runtime.unwrap(live[self._rows]), self._rows)
+        where = f"{self._where}, the numbers in {self._rows!r}"
+        rows = self._table.gather(self._runtime.unwrap(live[self._rows]), where)
         tensor = into.get(self._output, self._buffer)
         if tensor is None:
             tensor = self._runtime.wrap(rows)
