@@ -110,7 +110,7 @@ def measure_case(case: str, part: float, block_size: str, rebuild: bool) -> list
 def measure_budget(case: str, name: str, needs: Footprint, size: int, budget: int) -> dict[str, Any]:
     shape = [int(n) for n in case.split("x")]
     found = measure.call(side_by_side, name=name, model=model_file(), shape=shape, budget=budget)
-    return {"case": case, "model_bytes": size, "floor_bytes": needs.floor, "parts": needs.parts,
+    return {"case": case, "chain": name, "model_bytes": size, "floor_bytes": needs.floor, "parts": needs.parts,
             "budget_bytes": budget, **found}  # fmt: skip
 
 
@@ -144,13 +144,10 @@ def main() -> int:
         rows += measure_case(case, arguments.part, arguments.block_size, arguments.rebuild)
     for row in rows:
         judge(row)
-    machine = measure.describe_machine(
-        chains.folder(f"minilm-{rows[0]['case']}-{arguments.block_size}") / "weights.bin"
-    )
+    machine = measure.describe_machine(chains.folder(rows[0]["chain"]) / "weights.bin")
     print(machine.text())
-    built = chains.folder(f"minilm-{arguments.cases[0]}-{arguments.block_size}")
-    machine = measure.describe_machine(built / "weights.bin")
-              "new / in memory", "read a run, MB", "of it rows, MB", "held"]  # fmt: skip
+    header = ["input", "floor, MB", "budget, MB", "arena, MB", "plain, ms", "in memory, ms", "new ids, ms",
+              "same ids, ms", "new / in memory", "read a run, MB", "of it rows, MB", "held"]  # fmt: skip
     measure.print_table("MiniLM by rows: median (quartiles)", header, [table_row(row) for row in rows])
     print(measure.write_results("rows", machine, rows))
     return 0 if all(row["held"] for row in rows) else 1
