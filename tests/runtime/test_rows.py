@@ -305,6 +305,7 @@ def test_minilm(real_model: Callable[[str], Path], tmp_path: Path, optimise: boo
     assert done.manifest.blocks[0].rows == "input_ids"
     assert needs.largest_block < 4 << 20
     assert needs.tables > 46_000_000
+    assert done.manifest.joined
     with opened(done, max(needs.fixed, 0) + (8 << 20)) as chain:
         for seed in range(2):
             ids = np.random.default_rng(seed).integers(0, 30522, (2, 9))
