@@ -25,6 +25,7 @@ from trt_layering.errors import BuildError, UsageError
 from trt_layering.graph.model import infer_shapes, normalise, open_model
 from trt_layering.graph.recurrent import split_directions
 from trt_layering.graph.split import split_large
+from trt_layering.graph.tables import find_tables
 from trt_layering.narrowing import BLOCK_TOLERANCE, CHAIN_TOLERANCE, Cost, narrowed
 from trt_layering.rehearsal import rehearse, rehearse_resident
 from trt_layering.runtime.footprint import Footprint
@@ -194,7 +195,7 @@ def _divide(source: ir.Model, size: int) -> bool:
     """Divide what is larger than `size` bytes; whether that changed how results are summed up."""
     for done in split_directions(source, size):
         log.info("%s divided into its directions", done.tensor)
-    divided = split_large(source, size)
+    divided = split_large(source, size, find_tables(source.graph))
     for done in divided:
         if done.pieces > 1:
             log.info("%s divided into %d", done.tensor, done.pieces)

@@ -117,7 +117,7 @@ def _chain_lines(chain: Chain, footprint: Footprint, data: dict[str, Any]) -> li
     blocks = [
         (
             block["name"],
-            format_size(block["bytes"]),
+            _size(block),
             f"{block['tensors']} weights",
             _time(block),
             _names(block["outputs"]),
@@ -173,10 +173,15 @@ def _block(chain: Chain, index: int) -> dict[str, Any]:
     seconds = chain.profile.execute_seconds
     return {
         "name": block.name, "file": block.file, "bytes": chain.block_bytes(index), "extents": list(block.extents),
+        "rows": block.rows, "stored_bytes": sum(chain.extents[extent].length for extent in block.extents),
         "tensors": sum(len(chain.extents[extent].tensors) for extent in block.extents),
         "execute_ms": seconds[index] * 1e3 if seconds else None,
         "inputs": [_value(value) for value in block.inputs], "outputs": [_value(value) for value in block.outputs],
     }  # fmt: skip
+
+
+def _size(block: dict[str, Any]) -> str:
+    return format_size(block["bytes"]) if block["rows"] is None else f"rows of {format_size(block['stored_bytes'])}"
 
 
 def _time(block: dict[str, Any]) -> str:

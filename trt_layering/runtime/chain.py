@@ -147,7 +147,9 @@ class Chain:
         self._runner = 0
         self._process = os.getpid()
         self._finalizer = weakref.finalize(self, _close_behind, self._supply, self._turn, self._process)
-        self._notes = {"profile": note for note in measured_elsewhere(manifest.profile, folder)}
+        self._notes = {}
+        for note in measured_elsewhere(manifest.profile, folder):
+            self._notes["profile"] = note
         if scheduled and scheduled.fallback:
             self._notes["schedule"] = scheduled.fallback
 
@@ -356,15 +358,15 @@ class Chain:
 
     def stats(self) -> dict[str, Any]:
         """What happened since open, in counts, seconds and bytes, and what the chain takes. A new dict each time."""
-        bytes_read, read_seconds = self._loader.bytes_read, self._loader.read_seconds
+        loaded, read_seconds = self._loader.bytes_read, self._loader.read_seconds
         return {
             "requests": self._requests,
             "sweeps": self._sweeps,
-            "bytes_read": bytes_read,
+            "bytes_read": self._supply.bytes_read,
             "stall_seconds": self._stall_seconds,
             "execute_seconds": self._execute_seconds,
             "read_seconds": read_seconds,
-            "read_rate": bytes_read / read_seconds if read_seconds else 0.0,
+            "read_rate": loaded / read_seconds if read_seconds else 0.0,
             "slow_reads": self._loader.slow_reads,
             "arena_bytes": self._supply.arena.size,
             "resident_bytes": self._supply.resident_bytes,
@@ -377,6 +379,7 @@ class Chain:
             "mode": self._supply.mode,
             "predicted_seconds": self._predicted,
             "fallbacks": self._fallbacks(),
+            **self._supply.row_counts,
         }
 
     def close(self) -> None:
@@ -461,7 +464,7 @@ def _close_behind(supply: Supply, turn: AbstractContextManager[Any], process: in
     process has none of these threads, and leaves it to its parent."""
     if os.getpid() != process:
         return
-    if supply.loader.owns_this_thread():
+    if supply.owns_this_thread():
         arguments = (supply, turn, process)
         threading.Thread(target=_close_behind, args=arguments, name="trt-layering-close").start()
         return

@@ -212,6 +212,16 @@ class OnnxRuntime:
         """ONNX Runtime's tensor over `array`; text stays an array, since Python can make no tensor of it."""
         return array if array.dtype.kind == "O" else tensor_over(array)
 
+    def fill(self, tensor: ort.OrtValue, array: Array) -> None:
+        """Copy `array` into `tensor`; see `backends.base.Runtime`."""
+        target = as_array(tensor)
+        if (target.shape, target.dtype) != (array.shape, array.dtype):
+            raise BackendError(
+                f"{array.dtype} of {array.shape} does not fit where {target.dtype} of {target.shape} is expected",
+                remedy="check the input's shapes; if they are right, rebuild",
+            )
+        tensor.update_inplace(array)
+
     def unwrap(self, tensor: ort.OrtValue | Array) -> Array:
         """A copy of `tensor` that the caller owns."""
         return np.array(as_array(tensor))
