@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given
@@ -95,7 +95,7 @@ def test_sizes_that_have_to_be_rounded(some, others, data):
 def test_more_budget_never_makes_it_worse(demands, data):
     budgets = sorted(budget_of(data, demands) for _ in range(4))
     sums = [weighted(demands, divide(demands, budget)) for budget in budgets]
-    assert all(later <= earlier * (1 + 1e-12) for earlier, later in zip(sums, sums[1:], strict=False))
+    assert all(later <= earlier * (1 + 1e-12) for earlier, later in pairwise(sums))
 
 
 @given(models(deadlines=True), st.data())
@@ -205,12 +205,13 @@ def test_floors_that_do_not_fit_are_told():
     "wrong",
     [
         {"curve": ()}, {"curve": ((2, 1.0), (1, 0.5))}, {"curve": ((1, 1.0), (2, 1.0))}, {"curve": ((1, math.nan),)},
-        {"curve": ((1, math.inf),)}, {"curve": ((-1, 1.0),)}, {"curve": ((1, -1.0),)}, {"curve": ((1, 2.0), (2, math.nan))},
+        {"curve": ((1, math.inf),)}, {"curve": ((-1, 1.0),)}, {"curve": ((1, -1.0),)},
+        {"curve": ((1, 2.0), (2, math.nan))},
         {"priority": 0.0}, {"priority": math.nan}, {"priority": math.inf}, {"deadline": 0.0}, {"deadline": math.nan},
     ],
 )  # fmt: skip
 def test_numbers_that_are_none(wrong):
-    with pytest.raises(ValueError, match="curve|priority|deadline"):
+    with pytest.raises(ValueError, match=r"curve|priority|deadline"):
         Demand(**{"name": "a", "curve": SLOW, **wrong})
 
 

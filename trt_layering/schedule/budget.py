@@ -1,10 +1,10 @@
-"""One budget divided among several models by what each would gain. Pure functions over numbers; imports nothing of ours.
+"""One budget divided among several models by what each would gain. Pure functions over numbers; imports only numpy.
 
 A model's **curve** says how long a run takes with how much memory. What cannot be divided raises DoesNotFit, which the
 caller turns into an error of ours; numbers that are none raise ValueError.
 
-Division goes in three steps. Every model gets its floor, or its fixed share. Then deadlines are met: those of the higher
-priority first, among equals those that cost the fewest bytes; one that does not fit leaves its bytes to the next.
+Division goes in three steps. Every model gets its floor, or its fixed share. Then deadlines are met: that of the higher
+priority first, among equals that which costs the fewest bytes; one that does not fit leaves its bytes to the next.
 What is left makes the sum of priority times seconds as small as it can be: one point of each curve is chosen (the
 multiple-choice knapsack problem) by dynamic programming over bytes, in units that depend on the curves and not on the
 budget. So more budget never makes it worse while the same deadlines are met; and more budget never gives up a deadline
@@ -17,6 +17,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -51,7 +52,7 @@ class Demand:
     def __post_init__(self) -> None:
         if not self.curve:
             raise ValueError("a curve has at least one point")
-        for (before, slower), (after, faster) in zip(self.curve, self.curve[1:], strict=False):
+        for (before, slower), (after, faster) in pairwise(self.curve):
             if not (before < after and slower > faster):
                 raise ValueError("along a curve bytes rise and seconds fall")
         if self.curve[0][0] < 0 or not 0 <= self.curve[-1][1] <= self.curve[0][1] < math.inf:
