@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trt_layering.config import Loader, Model, ReadSize, Size, load, resolve_model
+from trt_layering.config import Duration, Loader, Model, ReadSize, Share, Size, load, resolve_model
 from trt_layering.errors import ConfigError, ModelError, UsageError
 from trt_layering.shapes import ShapeRange
 
@@ -27,6 +27,7 @@ models:
       input1: {min: 1x1x64x32, opt: 1x1x64x160, max: 1x1x64x320}
       "b:0": 2x3
   - {name: other, onnx: o.onnx, optimise: false, split: false, build_memory: 2GiB}
+  - {name: quick, onnx: q.onnx, share: 20MiB, priority: 2.5, deadline: 100ms, wave: 8}
 """
 
 
@@ -53,6 +54,7 @@ def test_everything_is_read(write):
             shapes={"input1": varying, "b:0": fixed},
         ),
         Model(name="other", onnx="o.onnx", optimise=False, split=False, build_memory=Size(2 << 30)),
+        Model(name="quick", onnx="q.onnx", share=Share(20 << 20), priority=2.5, deadline=Duration(0.1), wave=8),
     )  # fmt: skip
     assert varying.for_build() == {"min": (1, 1, 64, 32), "opt": (1, 1, 64, 160), "max": (1, 1, 64, 320)}
     assert fixed.for_build() == (2, 3)
@@ -70,7 +72,7 @@ def test_the_arguments_of_a_build(write):
     """All that `build` takes but where, and each as the file says."""
     from trt_layering.building import build
 
-    first, other = load(write(GOOD)).deployment.models
+    first, other, _ = load(write(GOOD)).deployment.models
     assert set(first.for_build()) == set(inspect.signature(build).parameters) - {"repository", "progress"}
     assert first.for_build() == {
         "model": Path("models/ocr.onnx"), "name": "ocr", "backend": "onnxruntime", "precision": "fp32",
@@ -121,6 +123,20 @@ def test_what_cannot_be_built_yet(later):
         ("name: other", "name: ../other", 12, "models[1].name", "letters, digits"),
         ("name: other, ", "", 12, "models[1]", "'name' is missing"),
         ("optimise: false", "optimise: 3", 12, "models[1].optimise", "Expected true or false"),
+        ("share: 20MiB", "share: some", 13, "models[2].share", "'some' is not a size"),
+        ("share: 20MiB", "share: 0", 13, "models[2].share", "above zero"),
+        ("share: 20MiB", "share: null", 13, "models[2].share", "Expected a size"),
+        ("priority: 2.5", "priority: 0", 13, "models[2].priority", "Expected a number > 0.0"),
+        ("priority: 2.5", "priority: -1", 13, "models[2].priority", "Expected a number > 0.0"),
+        ("priority: 2.5", "priority: .nan", 13, "models[2].priority", "Expected a number > 0.0"),
+        ("priority: 2.5", "priority: .inf", 13, "models[2].priority", "Expected a number <= 1000000.0"),
+        ("priority: 2.5", "priority: high", 13, "models[2].priority", "Expected a number, got text"),
+        ("deadline: 100ms", "deadline: 100", 13, "models[2].deadline", "100 is not a time"),
+        ("deadline: 100ms", "deadline: 0ms", 13, "models[2].deadline", "above zero"),
+        ("deadline: 100ms", "deadline: -1ms", 13, "models[2].deadline", "is not a time"),
+        ("deadline: 100ms", "deadline: [1]", 13, "models[2].deadline", "is not a time"),
+        ("wave: 8", "wave: 0", 13, "models[2].wave", ">= 1"),
+        ("wave: 8", "wave: 65", 13, "models[2].wave", "<= 64"),
         ("96MiB", "9" * 400, 2, "memory_budget", "at most 4 EiB"),
         ("    block_size: 4MiB", "    onnx: x", 8, "models[0].onnx", "written twice, first on line 6"),
     ],
@@ -227,6 +243,9 @@ def test_settings_tell_where_each_came_from(write):
     assert settings["models[0].shapes.b:0"] == ("2x3", f"{path}:11")
     assert settings["models[0].precision"] == ("fp32", "default")
     assert settings["models[1].optimise"] == ("false", f"{path}:12")
+    shared = [settings[f"models[{index}].{key}"][0] for index in (1, 2)
+              for key in ("share", "priority", "deadline", "wave")]  # fmt: skip
+    assert shared == ["auto", "1", "none", "4", "20.0 MiB", "2.5", "100 ms", "8"]
 
 
 def test_choosing_a_model(write):

@@ -21,11 +21,12 @@ import yaml
 from trt_layering.errors import ConfigError, ModelError, UsageError
 from trt_layering.shapes import ShapeRange
 from trt_layering.store.manifest import PAGE
-from trt_layering.units import format_size, parse_size
+from trt_layering.units import format_seconds, format_size, parse_seconds, parse_size
 from trt_layering.words import is_text, quoted
 
 _FILE_LIMIT = 1 << 20
 _PACKAGE = "package:"
+_AUTO = "auto"
 _NAME = r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}\Z"
 _EXAMPLES = "see configs/ for examples"
 _NOT_YET = {"tensorrt": "auto or onnxruntime", "fp16": "fp32"}
@@ -35,6 +36,7 @@ _PLAIN_WORDS = {
     "`array`": "a list",
     "`str`": "text",
     "`int`": "a whole number",
+    "`float`": "a number",
     "`bool`": "true or false",
     "`null`": "nothing",
 }
@@ -51,6 +53,20 @@ class ReadSize(Size):
     """Bytes of one read, whole pages as reading past the page cache needs them."""
 
 
+class Share(Size):
+    """A model's part of the budget; 0, in YAML "auto", for what dividing it gives."""
+
+    def __str__(self) -> str:
+        return super().__str__() if self else _AUTO
+
+
+class Duration(float):
+    """Seconds, written in YAML as text such as "100ms"."""
+
+    def __str__(self) -> str:
+        return format_seconds(float(self))
+
+
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     pass
 
@@ -65,9 +81,10 @@ class Loader(_Section, frozen=True):
 
 
 class Model(_Section, frozen=True):
-    """One model: where its ONNX file is and how its chain is built.
+    """One model: where its ONNX file is, how its chain is built, and what it gets of what models share.
 
-    `onnx` is a path, or `package:ddddocr/common.onnx` for a file inside an installed package.
+    `onnx` is a path, or `package:ddddocr/common.onnx` for a file inside an installed package. `share`, `priority` and
+    `deadline` are for `planning.divided`; `wave` is the most requests that are executed together.
     """
 
     name: Annotated[str, msgspec.Meta(pattern=_NAME)]
@@ -79,6 +96,10 @@ class Model(_Section, frozen=True):
     optimise: bool = True
     split: bool = True
     build_memory: Size = Size(1 << 30)
+    share: Share = Share(0)
+    priority: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 1.0
+    deadline: Duration | None = None
+    wave: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
 
     def for_build(self) -> dict[str, Any]:
         """The arguments that `build` takes, all but the repository. UsageError for what cannot be built yet, ModelError
@@ -195,6 +216,10 @@ def resolve_model(onnx: str) -> Path:
 def _decode(kind: type, value: object) -> object:
     """msgspec's hook for our own types; it adds the field to a ValueError, so that is what it gets."""
     try:
+        if kind is Share and value == _AUTO:
+            return Share(0)
+        if kind is Duration:
+            return Duration(parse_seconds(value))  # type: ignore[arg-type]
         if issubclass(kind, Size) and isinstance(value, (int, str)):
             return _sized(kind, value)
         if kind is ShapeRange:
@@ -216,6 +241,8 @@ def _words(value: object) -> str:
         return "none"
     if isinstance(value, bool):
         return "true" if value else "false"
+    if type(value) is float:
+        return f"{value:g}"
     return str(value) if value not in ((), {}) else "none"
 
 
