@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         StoreError,
         UsageError,
     )
+    from trt_layering.planning import Forecast, forecast
     from trt_layering.runtime.chain import Chain, open_chain
     from trt_layering.runtime.footprint import Footprint, footprint
     from trt_layering.runtime.loader import LoaderOptions
@@ -46,10 +47,12 @@ _HOMES = {
     "Built": "building",
     "Chain": "runtime.chain",
     "Footprint": "runtime.footprint",
+    "Forecast": "planning",
     "LoaderOptions": "runtime.loader",
     "Verification": "verification",
     "build": "building",
     "footprint": "runtime.footprint",
+    "forecast": "planning",
     "open_chain": "runtime.chain",
     "share_thread_pool": "backends.onnxruntime.runtime",
     "verify": "verification",
@@ -65,6 +68,7 @@ __all__ = [
     "ConfigError",
     "CorruptError",
     "Footprint",
+    "Forecast",
     "ForeignError",
     "InputError",
     "LayeringError",
@@ -78,6 +82,7 @@ __all__ = [
     "Verification",
     "build",
     "footprint",
+    "forecast",
     "open_chain",
     "share_thread_pool",
     "verify",

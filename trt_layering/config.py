@@ -26,7 +26,7 @@ from trt_layering.words import is_text, quoted
 
 _FILE_LIMIT = 1 << 20
 _PACKAGE = "package:"
-_AUTO = "auto"
+AUTO = "auto"
 _NAME = r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}\Z"
 _EXAMPLES = "see configs/ for examples"
 _NOT_YET = {"tensorrt": "auto or onnxruntime", "fp16": "fp32"}
@@ -57,7 +57,7 @@ class Share(Size):
     """A model's part of the budget; 0, in YAML "auto", for what dividing it gives."""
 
     def __str__(self) -> str:
-        return super().__str__() if self else _AUTO
+        return super().__str__() if self else AUTO
 
 
 class Duration(float):
@@ -216,8 +216,6 @@ def resolve_model(onnx: str) -> Path:
 def _decode(kind: type, value: object) -> object:
     """msgspec's hook for our own types; it adds the field to a ValueError, so that is what it gets."""
     try:
-        if kind is Share and value == _AUTO:
-            return Share(0)
         if kind is Duration:
             return Duration(parse_seconds(value))  # type: ignore[arg-type]
         if issubclass(kind, Size) and isinstance(value, (int, str)):
@@ -230,6 +228,8 @@ def _decode(kind: type, value: object) -> object:
 
 
 def _sized(kind: type[Size], value: int | str) -> Size:
+    if kind is Share and value == AUTO:
+        return kind(0)
     size = kind(parse_size(value))
     if kind is ReadSize and size % PAGE:
         raise UsageError(f"{quoted(value)} is no multiple of {PAGE} bytes", remedy="write it like 4MiB")

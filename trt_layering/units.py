@@ -68,15 +68,19 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds < 99.995 else f"{seconds:.0f} s"
 
 
-def parse_rate(text: str, *, what: str = "rate") -> int:
-    """Bytes per second named by text such as "2GB" or "500MB/s", at least 1 KB and at most 1 TB a second."""
-    try:
-        rate = parse_size(text.strip().removesuffix("/s"), what=what)
-    except UsageError:
-        raise UsageError(f"{what} {quoted(text)} is not a rate", remedy=_LIKE_RATES) from None
-    if not _SLOWEST <= rate <= _QUICKEST:
-        raise UsageError(f"{what} must be from 1 KB to 1 TB a second, not {quoted(text)}", remedy=_LIKE_RATES)
-    return rate
+def parse_rate(rate: float | str, *, what: str = "rate") -> float:
+    """Bytes per second: a number, or text such as "2GB" or "500MB/s"; from 1 KB to 1 TB. `what` names it in the
+    error."""
+    if isinstance(rate, str):
+        try:
+            parsed: float = parse_size(rate.strip().removesuffix("/s"))
+        except UsageError:
+            raise UsageError(f"{what} {quoted(rate)} is not a rate", remedy=_LIKE_RATES) from None
+    else:
+        parsed = float(rate)
+    if not _SLOWEST <= parsed <= _QUICKEST:
+        raise UsageError(f"{what} must be from 1 KB to 1 TB a second, not {quoted(rate)}", remedy=_LIKE_RATES)
+    return parsed
 
 
 def format_rate(rate: float) -> str:
@@ -85,4 +89,4 @@ def format_rate(rate: float) -> str:
         if abs(rate) < 999.5:
             return f"{rate:.0f} {unit}"
         rate /= 1000
-    return f"{rate:.2f} GB/s"
+    return f"{rate:.2f} GB/s" if abs(rate) < 99.995 else f"{rate:.0f} GB/s"

@@ -73,14 +73,7 @@ class Footprint:
         """Bytes of arena that `budget` leaves, a multiple of a page and at most all weights. BudgetError under the
         floor, MemoryLimitError if the machine has less to give than the budget takes up."""
         if budget < self.floor:
-            raise BudgetError(
-                f"a budget of {format_size(budget)} is under the floor of {format_size(self.floor)}: "
-                + ", ".join(f"{name.replace('_', ' ')} {format_size(size)}" for name, size in self.parts.items()),
-                floor=self.floor,
-                parts=self.parts,
-                where=f"chain {chain.name!r}",
-                remedy=self._lever(chain),
-            )
+            raise self.refusal(budget, chain)
         needed, available = min(budget, self.resident), available_bytes()
         if available and needed > available:
             raise MemoryLimitError(
@@ -89,6 +82,17 @@ class Footprint:
                 remedy=f"give it a smaller budget, from {format_size(self.floor)} up, or stop other programs",
             )
         return min((budget - self.fixed) // PAGE * PAGE, self.weights)
+
+    def refusal(self, budget: int, chain: Chain) -> BudgetError:
+        """What to say to a budget under the floor."""
+        return BudgetError(
+            f"a budget of {format_size(budget)} is under the floor of {format_size(self.floor)}: "
+            + ", ".join(f"{name.replace('_', ' ')} {format_size(size)}" for name, size in self.parts.items()),
+            floor=self.floor,
+            parts=self.parts,
+            where=f"chain {chain.name!r}",
+            remedy=self._lever(chain),
+        )
 
     def _lever(self, chain: Chain) -> str:
         """What would lower the floor: the largest part says it."""
