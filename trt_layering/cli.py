@@ -240,7 +240,7 @@ def verify(options: argparse.Namespace) -> Result:
 
 def schedule(options: argparse.Namespace) -> Result:
     """Tell what a budget buys, of one chain or divided among a deployment's models; status 3 if it does not fit."""
-    from trt_layering import planning, telling
+    from trt_layering import planning, sharing, telling
 
     config = arguments.config_of(options.target)
     rate = arguments.read_rate(options)
@@ -254,16 +254,16 @@ def schedule(options: argparse.Namespace) -> Result:
     if options.chain_version is not None or rate is not None:
         remedy = "choose one with --name, or leave out --chain-version and --read-rate"
         raise UsageError("--chain-version and --read-rate are for one model", remedy=remedy)
-    return telling.division(planning.division(config, repository=options.repository, budget=arguments.budget(options)))
+    return telling.division(sharing.division(config, repository=options.repository, budget=arguments.budget(options)))
 
 
 def _granted(target: arguments.Target) -> int | None:
     """The bytes of a target: of a deployment's budget, a model's share. To be asked once the thread pool is shared."""
     if target.divided is None:
         return target.budget
-    from trt_layering import planning
+    from trt_layering import sharing
 
-    return planning.share_of(target.name, target.divided, repository=target.repository)
+    return sharing.share_of(target.name, target.divided, repository=target.repository)
 
 
 def inspect(options: argparse.Namespace) -> Result:

@@ -84,7 +84,7 @@ class Model(_Section, frozen=True):
     """One model: where its ONNX file is, how its chain is built, and what it gets of what models share.
 
     `onnx` is a path, or `package:ddddocr/common.onnx` for a file inside an installed package. `share`, `priority` and
-    `deadline` are for `planning.divided`; `wave` is the most requests that are executed together.
+    `deadline` are for `sharing.division`; `wave` is the most requests that are executed together.
     """
 
     name: Annotated[str, msgspec.Meta(pattern=_NAME)]

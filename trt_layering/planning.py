@@ -1,36 +1,30 @@
-"""What a budget buys, told before anything runs: for one chain, and for the models of a deployment that share one.
+"""What a budget buys a chain, told before anything runs.
 
-May import the store, the schedule, the runtime's footprint and the configuration. Reads manifests and tables, opens
-no engine. What is not built, was never timed or was timed elsewhere raises a StoreError, a budget that is none a
+May import the store, the schedule, and of the runtime what reads no weights. Reads manifests and tables, opens no
+engine. What is not built, was never timed or was timed elsewhere raises a StoreError; a budget or a rate that is none,
 UsageError.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from trt_layering.errors import BudgetError, ConfigError, NotBuiltError, StoreError
+from trt_layering.errors import StoreError
 from trt_layering.runtime import schedules
 from trt_layering.runtime.footprint import Footprint
 from trt_layering.runtime.origin import measured_elsewhere
-from trt_layering.schedule.budget import Demand, DoesNotFit, Share, divide
+from trt_layering.schedule.partition import Partition
 from trt_layering.schedule.residency import Schedule
+from trt_layering.schedule.simulate import Pace
 from trt_layering.schedule.table import Choice, Table, best_choice, choose
-from trt_layering.store.manifest import Chain, Profile, finished_versions, read_manifest, resolve
-from trt_layering.units import format_size, parse_rate, parse_size
-
-if TYPE_CHECKING:
-    from trt_layering.config import Config, Model
-
-log = logging.getLogger("trt_layering")
+from trt_layering.store.manifest import Chain, Profile, read_manifest, resolve
+from trt_layering.units import parse_rate, parse_size
 
 _HIDDEN = 1.01
 """Reads count as hidden when a sweep takes at most so many times what its executions take."""
@@ -87,33 +81,6 @@ class Forecast:
     break_even_runs: int | None = None
 
 
-@dataclass(frozen=True)
-class Portion:
-    """What one model of a deployment gets: `share_bytes` of the budget, with which a run is predicted to take
-    `predicted_ms`; both None where the budget does not fit. `meets_deadline` is None without a deadline."""
-
-    name: str
-    share_bytes: int | None
-    floor_bytes: int
-    predicted_ms: float | None
-    all_resident_ms: float
-    priority: float
-    deadline_ms: float | None
-    meets_deadline: bool | None
-
-
-@dataclass(frozen=True)
-class Division:
-    """`budget_bytes` divided among `models`; `floor_bytes` is the least that they can have together, `left_bytes` what
-    none of them would gain by."""
-
-    budget_bytes: int
-    floor_bytes: int
-    fits: bool
-    left_bytes: int | None
-    models: tuple[Portion, ...]
-
-
 def forecast(
     name: str,
     *,
@@ -130,90 +97,54 @@ def forecast(
     the floor is no error: the answer says so.
     """
     rate = None if read_rate is None else parse_rate(read_rate, what="read_rate")
-    outlook = _Outlook.of(resolve(Path(repository), name, version), rate)
-    granted = outlook.needs.resident if budget is None else parse_size(budget, what="budget")
-    return outlook.forecast(granted)
-
-
-def division(config: Config, *, repository: str | Path | None = None, budget: int | None = None) -> Division:
-    """The deployment's memory budget (or `budget` bytes) divided among its models.
-
-    Raises ConfigError where there is no budget or no model, NotBuiltError where models are not built, BudgetError where
-    a fixed share is under its model's floor, and what `forecast` raises. Floors that do not fit together are no error.
-    """
-    deployment = config.deployment
-    if budget is None and deployment.memory_budget is None:
-        remedy = "add one, like memory_budget: 96MiB, or give --budget"
-        raise ConfigError("there is no memory_budget to divide", where=str(config.path), remedy=remedy)
-    if not deployment.models:
-        raise ConfigError("there are no models", where=str(config.path), remedy="add some under models:")
-    granted = int(deployment.memory_budget or 0) if budget is None else budget
-    outlooks = _outlooks(config, Path(repository or deployment.repository))
-    demands = [_demand(model, outlook) for model, outlook in zip(deployment.models, outlooks, strict=True)]
-    shares: Sequence[Share | None]
-    try:
-        shares = divide(demands, granted)
-        needed = sum(demand.floor if demand.share is None else demand.share for demand in demands)
-        left = granted - sum(share.budget_bytes for share in shares if share is not None)
-    except DoesNotFit as error:
-        shares, needed, left = [None] * len(demands), error.needed, None
-    portions = tuple(map(_portion, demands, outlooks, shares))
-    return Division(granted, needed, left is not None, left, portions)
-
-
-def share_of(name: str, config: Config, *, repository: str | Path | None = None) -> int | None:
-    """The bytes that model `name` of the deployment gets: all of the budget where it is alone or where the others
-    cannot be asked, which the log says; None where there is no budget. BudgetError where the models do not fit."""
-    deployment = config.deployment
-    whole = None if deployment.memory_budget is None else int(deployment.memory_budget)
-    if whole is None or len(deployment.models) < 2:
-        return whole
-    try:
-        found = division(config, repository=repository)
-    except StoreError as error:
-        log.warning("the budget is not divided, %s gets all of it: %s; %s", name, error.what, error.remedy)
-        return whole
-    if not found.fits:
-        raise BudgetError(
-            f"a budget of {format_size(whole)} is under the {format_size(found.floor_bytes)} that all models need",
-            floor=found.floor_bytes, parts={portion.name: portion.floor_bytes for portion in found.models},
-            where=str(config.path), remedy="raise memory_budget, or give this model a --budget",
-        )  # fmt: skip
-    return next(portion.share_bytes for portion in found.models if portion.name == name)
+    wanted = None if budget is None else parse_size(budget, what="budget")
+    outlook = Outlook.of(resolve(Path(repository), name, version), rate=rate)
+    granted = outlook.needs.resident if wanted is None else wanted
+    return (outlook if rate is None else outlook.at_rate(rate, granted)).forecast(granted)
 
 
 @dataclass(frozen=True)
-class _Outcome:
-    """One schedule of a chain, of which `taken` bytes of the budget are needed; `schedule` None: nothing streams."""
+class Outcome:
+    """A choice for a chain, of which `taken` bytes of the budget are needed; `kept`: everything stays, beside the
+    arena."""
 
     taken: int
     choice: Choice
-    schedule: Schedule | None
-
-    @property
-    def point(self) -> Point:
-        return Point(self.taken, self.choice.seconds * 1e3, self.choice.streamed_bytes)
+    kept: bool
 
 
-class _Outlook:
-    """A built chain as what is known of it beforehand: its manifest, what it needs, and its table of schedules."""
+@dataclass(frozen=True)
+class Outlook:
+    """A built chain as what is known of it beforehand: its manifest, what it needs, its table of schedules and how fast
+    machine and drive are; the drive as `assumed`, in bytes per second, if not as measured."""
 
-    def __init__(self, manifest: Chain, table: Table, rate: float | None) -> None:
-        self.manifest, self.needs, self._assumed = manifest, Footprint.of(manifest), rate
-        self.parts, self._pace = schedules.partition(manifest), schedules.pace(manifest)
-        if rate is not None:
-            self._pace = replace(self._pace, byte_time=1 / rate)
-            sizes = [choice.arena_bytes for choice in table]
-            table = _improving([best_choice(self.parts, size, self._pace) for size in sizes])
-        self.table = table
+    manifest: Chain
+    needs: Footprint
+    parts: Partition
+    table: Table
+    pace: Pace
+    assumed: float | None = None
 
     @classmethod
-    def of(cls, folder: Path, rate: float | None) -> _Outlook:
-        """Of the chain in `folder`, whose times must be of this machine, and of this drive if `rate` is None."""
+    def of(cls, folder: Path, *, rate: float | None = None) -> Outlook:
+        """Of the chain in `folder`, whose times must be of this machine, and of this drive unless its rate is given."""
         manifest = read_manifest(folder)
         _require_times(folder, manifest.profile, rate)
         table, _ = schedules.read_table(folder, manifest)
-        return cls(manifest, table, rate)
+        return cls(manifest, Footprint.of(manifest), schedules.partition(manifest), table, schedules.pace(manifest))
+
+    def at_rate(self, rate: float, budget: int) -> Outlook:
+        """The same with a drive that reads so fast, as far as is told of `budget`."""
+        pace = replace(self.pace, byte_time=1 / rate)
+        arenas = (size - self.needs.fixed for size in self._around(budget))
+        sizes = sorted({*arenas, self.table[0].arena_bytes, self.table[-1].arena_bytes})
+        table = _improving([best_choice(self.parts, size, pace) for size in sizes])
+        return replace(self, table=table, pace=pace, assumed=rate)
+
+    def _around(self, budget: int) -> list[int]:
+        """The floor, the budget, twice as much, and everything."""
+        least, most = self.needs.floor, self.needs.resident
+        return sorted({min(max(size, least), most) for size in (least, budget, 2 * budget, most)})
 
     @property
     def all_resident_seconds(self) -> float:
@@ -223,15 +154,14 @@ class _Outlook:
     def _alone(self, choice: Choice) -> float:
         return sum(self.parts.pieces[index].execute for index in choice.parts)
 
-    def outcome(self, budget: int) -> _Outcome:
+    def outcome(self, budget: int) -> Outcome:
         """What happens within `budget`, which is at least the floor."""
         if self.manifest.optimised and budget >= self.needs.resident:
             weights, last = self.manifest.weights_bytes, self.table[-1]
-            kept = replace(last, arena_bytes=0, seconds=self._alone(last), resident_bytes=weights, streamed_bytes=0)
-            return _Outcome(self.needs.resident, kept, None)
+            choice = replace(last, arena_bytes=0, seconds=self._alone(last), resident_bytes=weights, streamed_bytes=0)
+            return Outcome(self.needs.resident, choice, kept=True)
         choice = choose(self.table, budget - self.needs.fixed)
-        schedule = choice.schedule(self.parts.pieces, self.manifest.profile.read_size)
-        return _Outcome(self.needs.fixed + choice.arena_bytes, choice, schedule)
+        return Outcome(self.needs.fixed + choice.arena_bytes, choice, kept=False)
 
     @property
     def curve(self) -> tuple[tuple[int, float], ...]:
@@ -242,8 +172,8 @@ class _Outlook:
         found: list[tuple[int, float]] = []
         for size in (self.needs.floor, *(size for size in sizes if size > self.needs.floor)):
             outcome = self.outcome(size)
-            reading = outcome.choice.streamed_bytes * self._pace.byte_time
-            better = outcome.choice.seconds if outcome.schedule is None else 0.0
+            reading = outcome.choice.streamed_bytes * self.pace.byte_time
+            better = outcome.choice.seconds if outcome.kept else 0.0
             seconds = outcome.choice.seconds + _LITTLE * (reading - better)
             if not found or seconds < found[-1][1]:
                 found.append((size, seconds))
@@ -252,47 +182,51 @@ class _Outlook:
     def forecast(self, budget: int) -> Forecast:
         """All that is told of a budget; `forecast` of this module."""
         manifest, needs = self.manifest, self.needs
-        around = (0, budget, 2 * budget, needs.resident)
-        sizes = sorted({min(max(size, needs.floor), needs.resident) for size in around})
         told = Forecast(
             name=manifest.name, budget_bytes=budget, floor_bytes=needs.floor, fits=budget >= needs.floor,
             blocks=len(manifest.blocks), weights_bytes=manifest.weights_bytes, activation_bytes=needs.activations,
             all_resident_bytes=needs.resident, all_resident_ms=self.all_resident_seconds * 1e3,
-            measured_read_rate=manifest.profile.read_rate, assumed_read_rate=self._assumed,
-            curve=tuple(replace(self.outcome(size).point, budget_bytes=size) for size in sizes),
+            measured_read_rate=manifest.profile.read_rate, assumed_read_rate=self.assumed,
+            curve=tuple(self._point(size) for size in self._around(budget)),
         )  # fmt: skip
         if not told.fits:
             refusal = needs.refusal(budget, manifest)
             return replace(told, refusal=refusal.what, remedy=refusal.remedy)
         outcome = self.outcome(budget)
-        choice, schedule = outcome.choice, outcome.schedule
+        choice = outcome.choice
+        schedule = choice.schedule(self.parts.pieces, manifest.profile.read_size)
         return replace(
             told, taken_bytes=outcome.taken, arena_bytes=choice.arena_bytes, resident_bytes=choice.resident_bytes,
-            streamed_bytes=choice.streamed_bytes, resident_blocks=self._kept(outcome),
-            mode=schedule.mode if schedule else "resident", read_ahead=_read_ahead(schedule),
-            predicted_ms=choice.seconds * 1e3, required_read_rate=self._required_rate(outcome, budget),
+            streamed_bytes=choice.streamed_bytes, resident_blocks=self._resident(outcome, schedule),
+            mode="resident" if outcome.kept else schedule.mode,
+            read_ahead=schedule.read_ahead / choice.streamed_bytes if choice.streamed_bytes else None,
+            predicted_ms=choice.seconds * 1e3, required_read_rate=self._required_rate(choice, budget),
             break_even_runs=self._break_even(choice),
         )  # fmt: skip
 
-    def _kept(self, outcome: _Outcome) -> tuple[str, ...]:
+    def _point(self, budget: int) -> Point:
+        choice = self.outcome(budget).choice
+        return Point(budget, choice.seconds * 1e3, choice.streamed_bytes)
+
+    def _resident(self, outcome: Outcome, schedule: Schedule) -> tuple[str, ...]:
         """Names of the blocks of which nothing is read twice."""
         blocks, pieces = self.manifest.blocks, self.parts.pieces
-        if outcome.schedule is None:
+        if outcome.kept:
             return tuple(block.name for block in blocks)
-        stays = [all(read.once for read in reads) for reads in outcome.schedule.reads]
+        stays = [all(read.once for read in reads) for reads in schedule.reads]
         kept = (pieces[index] for index, stay in zip(outcome.choice.parts, stays, strict=True) if stay)
         return tuple(block.name for piece in kept for block in blocks[piece.first : piece.first + piece.count])
 
-    def _required_rate(self, outcome: _Outcome, budget: int) -> float | None:
+    def _required_rate(self, choice: Choice, budget: int) -> float | None:
         """The least rate at which the best schedule for `budget` hides all reads, by bisection; 0 where there are
         none."""
-        if not outcome.choice.streamed_bytes:
+        if not choice.streamed_bytes:
             return 0.0
 
         def hides(rate: float) -> bool:
-            pace = replace(self._pace, byte_time=1 / rate)
-            choice = best_choice(self.parts, budget - self.needs.fixed, pace)
-            return choice.seconds <= _HIDDEN * self._alone(choice)
+            pace = replace(self.pace, byte_time=1 / rate)
+            best = best_choice(self.parts, budget - self.needs.fixed, pace)
+            return best.seconds <= _HIDDEN * self._alone(best)
 
         slow, quick = _RATES
         if not hides(quick):
@@ -308,7 +242,7 @@ class _Outlook:
         lost = choice.seconds - self.all_resident_seconds
         if lost <= _NOTHING * choice.seconds:
             return None
-        return math.floor((self.manifest.weights_bytes - choice.resident_bytes) * self._pace.byte_time / lost) + 1
+        return math.floor((self.manifest.weights_bytes - choice.resident_bytes) * self.pace.byte_time / lost) + 1
 
 
 def _improving(choices: Sequence[Choice]) -> Table:
@@ -318,13 +252,6 @@ def _improving(choices: Sequence[Choice]) -> Table:
         if not found or choice.seconds < found[-1].seconds:
             found.append(choice)
     return tuple(found)
-
-
-def _read_ahead(schedule: Schedule | None) -> float | None:
-    """How many blocks ahead of execution reads may begin, averaged over their bytes; None without reads."""
-    if schedule is None or not schedule.streamed_bytes:
-        return None
-    return schedule.read_ahead / schedule.streamed_bytes
 
 
 def _require_times(folder: Path, profile: Profile, rate: float | None) -> None:
@@ -337,39 +264,3 @@ def _require_times(folder: Path, profile: Profile, rate: float | None) -> None:
     for sentence in measured_elsewhere(asked, folder):
         what, _, command = sentence.rpartition(": run ")
         raise StoreError(what, where=str(folder), remedy=f"run {command}")
-
-
-# ---------------------------------------------------------------------------------------------------- several models
-
-
-def _outlooks(config: Config, repository: Path) -> list[_Outlook]:
-    """Of every model of the deployment. NotBuiltError names all that are missing."""
-    models = config.deployment.models
-    missing = [model.name for model in models if not finished_versions(repository, model.name)]
-    if missing:
-        verb = "is" if len(missing) == 1 else "are"
-        raise NotBuiltError(
-            f"{', '.join(missing)} {verb} not built",
-            where=str(repository), remedy=f"build what is missing: trt-layering build {config.path}",
-        )  # fmt: skip
-    return [_Outlook.of(resolve(repository, model.name), None) for model in models]
-
-
-def _demand(model: Model, outlook: _Outlook) -> Demand:
-    """What the model asks for. BudgetError where its share is fixed and under its floor."""
-    if 0 < model.share < outlook.needs.floor:
-        raise outlook.needs.refusal(int(model.share), outlook.manifest)
-    share = int(model.share) or None
-    deadline = None if model.deadline is None else float(model.deadline)
-    return Demand(model.name, outlook.curve, model.priority, deadline, share)
-
-
-def _portion(demand: Demand, outlook: _Outlook, share: Share | None) -> Portion:
-    seconds = None if share is None else outlook.outcome(share.budget_bytes).choice.seconds
-    met = None if seconds is None or demand.deadline is None else seconds <= demand.deadline
-    return Portion(
-        name=demand.name, share_bytes=None if share is None else share.budget_bytes, floor_bytes=demand.floor,
-        predicted_ms=None if seconds is None else seconds * 1e3,
-        all_resident_ms=outlook.all_resident_seconds * 1e3, priority=demand.priority,
-        deadline_ms=None if demand.deadline is None else demand.deadline * 1e3, meets_deadline=met,
-    )  # fmt: skip

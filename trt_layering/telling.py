@@ -1,13 +1,14 @@
 """What the verb `schedule` says of a forecast and of a division: one object for programs, lines for people.
 
-May import what `planning` returns, table, terminal and units. Cannot fail.
+May import what `planning` and `sharing` return, table, terminal and units. Cannot fail.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict
 
-from trt_layering.planning import Division, Forecast, Portion
+from trt_layering.planning import Forecast
+from trt_layering.sharing import Division, Portion
 from trt_layering.table import columns
 from trt_layering.terminal import Result
 from trt_layering.units import format_rate, format_seconds, format_size
