@@ -119,6 +119,10 @@ def test_the_share_that_a_model_runs_with(config, caplog):
     assert shares == [portion.share_bytes for portion in sharing.division(asked).models]
     assert sharing.share_of("a", config("name: a", "name: b")) is None
     assert sharing.share_of("a", config("name: a", budget=12345)) == 12345
+    assert sharing.share_of("a", config("name: a, share: 1MiB")) == 1 << 20
+    assert sharing.share_of("a", config("name: a, share: 1MiB", budget=2 << 20)) == 1 << 20
+    with pytest.raises(BudgetError, match="all models need"):
+        sharing.share_of("a", config("name: a, share: 3MiB", budget=2 << 20))
     assert not caplog.records
     with caplog.at_level(logging.WARNING, "trt_layering"):
         assert sharing.share_of("a", config("name: a", "name: c", budget=12345)) == 12345

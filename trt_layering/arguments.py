@@ -213,8 +213,8 @@ def shapes(texts: Sequence[str]) -> dict[str, Shape]:
 
 @dataclass(frozen=True)
 class Target:
-    """The chain a verb works on, and the flags and settings that say how. `divided` is the deployment of which several
-    models share the budget, unless a flag gives one."""
+    """The chain a verb works on, and the flags and settings that say how. `divided` is the deployment of whose budget
+    the chain gets a share, unless a flag gives a budget."""
 
     name: str
     repository: str
@@ -244,7 +244,7 @@ class Target:
             granted if granted is not None or whole is None else int(whole),
             model.onnx,
             {**loader, "read_size": int(loader["read_size"])},
-            config if granted is None and len(deployment.models) > 1 else None,
+            config if granted is None and (model.share or len(deployment.models) > 1) else None,
         )
 
 

@@ -79,20 +79,23 @@ def division(config: Config, *, repository: str | Path | None = None, budget: in
 
 
 def share_of(name: str, config: Config, *, repository: str | Path | None = None) -> int | None:
-    """The bytes that model `name` of the deployment gets: all of the budget where it is alone or where the others
-    cannot be asked, which the log says; None where there is no budget. BudgetError where the models do not fit."""
-    deployment = config.deployment
-    whole = None if deployment.memory_budget is None else int(deployment.memory_budget)
-    if whole is None or len(deployment.models) < 2:
+    """The bytes that model `name` of the deployment gets: its fixed share, or what dividing the budget gives. Where the
+    others cannot be asked it is all of the budget, which the log says; None where there is no budget. BudgetError where
+    the models do not fit."""
+    deployment, model = config.deployment, config.model(name)
+    whole = int(model.share) or (None if deployment.memory_budget is None else int(deployment.memory_budget))
+    if deployment.memory_budget is None or (len(deployment.models) == 1 and not model.share):
         return whole
     try:
         found = division(config, repository=repository)
     except StoreError as error:
-        log.warning("the budget is not divided, %s gets all of it: %s; %s", name, error.what, error.remedy)
+        log.warning(
+            "the budget is not divided, %s gets %s: %s; %s", name, format_size(whole or 0), error.what, error.remedy
+        )
         return whole
     if not found.fits:
         raise BudgetError(
-            f"a budget of {format_size(whole)} is under the {format_size(found.floor_bytes)} that all models need",
+            f"{format_size(found.budget_bytes)} is under the {format_size(found.floor_bytes)} that all models need",
             floor=found.floor_bytes, parts={portion.name: portion.floor_bytes for portion in found.models},
             where=str(config.path), remedy="raise memory_budget, or give this model a --budget",
         )  # fmt: skip
