@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from trt_layering.errors import ClosedError, ForeignError, MemoryLimitError, Usa
 from trt_layering.runtime.feeds import checked
 from trt_layering.runtime.footprint import Footprint
 from trt_layering.runtime.loader import LoaderOptions
+from trt_layering.runtime.schedules import Mode, Scheduled, scheduled
 from trt_layering.runtime.supply import Supply, keep, stream
 from trt_layering.schedule.activations import Lifetime, pack
 from trt_layering.shapes import format_shape
@@ -49,20 +50,23 @@ def open_chain(
     budget: int | str | None = None,
     version: int | None = None,
     loader: LoaderOptions | None = None,
+    mode: Mode = "auto",
 ) -> Chain:
     """Open the newest finished version (or `version`) of chain `name`, ready to run within `budget` bytes.
 
     The budget covers weights, activations, scratch and engines, as measured when the chain was built; None keeps
     everything in memory. Loading begins at once, in the background; with a budget that holds everything, it is done
     when this returns. Each engine has a thread pool of its own, unless the process asked for one with
-    `share_thread_pool`.
+    `share_thread_pool`. `mode` is for comparisons: "sequential" loads each block when the one before it has executed,
+    "double" is the fixed double buffer, two halves of the arena in turn.
 
     Raises NotBuiltError, CorruptError or ForeignError for the store, ReadError for the drive, BudgetError under the
     floor, MemoryLimitError, UsageError for sizes that are none.
     """
     folder = resolve(Path(repository), name, version)
     with _memory_errors(name):
-        chain = Chain(folder, read_manifest(folder), budget=budget, loader=loader or LoaderOptions())
+        options = loader or LoaderOptions()
+        chain = Chain(folder, read_manifest(folder), budget=budget, loader=options, mode=mode)
     try:
         chain.start()
     except RuntimeError as error:
@@ -86,7 +90,15 @@ class Chain:
     """An open chain. It owns its memory, engines and loader threads until `close`, or until nobody holds it any more.
     `run` may be called from any thread; calls take turns."""
 
-    def __init__(self, folder: Path, manifest: Manifest, *, budget: int | str | None, loader: LoaderOptions) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        *,
+        budget: int | str | None,
+        loader: LoaderOptions,
+        mode: Mode = "auto",
+    ) -> None:
         """Opens everything but reads nothing ahead before `start`; `open_chain` is the way in."""
         self.manifest = manifest
         self.footprint = Footprint.of(manifest)
@@ -95,17 +107,18 @@ class Chain:
         check_store(folder, manifest)
         self._runtime = backends.runtime(manifest.backend.name)
         _require_fit(folder, manifest, self._runtime)
-        resident = manifest.optimised and self._budget >= self.footprint.resident
-        self._blocks = (manifest.whole or manifest.blocks) if resident else manifest.blocks
+        scheduled = self._schedule(folder, arena_bytes, loader, mode)
+        self._notes = [scheduled.fallback] if scheduled and scheduled.fallback else []
+        self._blocks = tuple(part.block for part in scheduled.parts) if scheduled else manifest.whole or manifest.blocks
         self._static = _static_outputs(manifest.inputs, self._blocks)
         self._outputs = {value.name for value in manifest.outputs}
         self._drops = _last_uses(self._blocks)
         memory, buffers = self._place_activations()
         self._activations: Array | None = memory
-        if resident:
-            self._supply = keep(folder, manifest, self._blocks, self._runtime, buffers, loader)
+        if scheduled:
+            self._supply = stream(folder, manifest, scheduled, self._runtime, buffers, loader)
         else:
-            self._supply = stream(folder, manifest, self._runtime, buffers, loader, arena_bytes)
+            self._supply = keep(folder, manifest, self._blocks, self._runtime, buffers, loader)
         self._loader = self._supply.loader
         self._turn = threading.RLock()  # a signal handler may close the chain while its thread takes the turn
         self._runner = 0
@@ -130,6 +143,15 @@ class Chain:
     def outputs(self) -> tuple[Value, ...]:
         """What `run` returns."""
         return self.manifest.outputs
+
+    def _schedule(self, folder: Path, arena_bytes: int, loader: LoaderOptions, mode: Mode) -> Scheduled | None:
+        """What streams and how; None where everything stays, laid out as executes fastest."""
+        if mode not in get_args(Mode):
+            remedy = f"use {', '.join(get_args(Mode))}"
+            raise UsageError(f"mode cannot be {mode!r}", where=f"chain {self.manifest.name!r}", remedy=remedy)
+        if mode == "auto" and self.manifest.optimised and self._budget >= self.footprint.resident:
+            return None
+        return scheduled(folder, self.manifest, arena_bytes, loader.read_bytes, mode)
 
     def start(self) -> None:
         """Begin to load the first blocks."""
@@ -280,7 +302,7 @@ class Chain:
             log.warning("chain %s: %s", self.manifest.name, self._oversize[0])
 
     def _fallbacks(self) -> list[str]:
-        return [*self._runtime.fallbacks, *self._supply.fallbacks, *self._oversize]
+        return [*self._notes, *self._runtime.fallbacks, *self._supply.fallbacks, *self._oversize]
 
     def _place_activations(self) -> tuple[Array, dict[str, Any]]:
         """One buffer for all activations of known size, and the backend's tensors over it by name."""
