@@ -112,7 +112,8 @@ def test_the_required_rate_is_the_least_that_hides_all_reads(repository, needs):
 
 def test_no_rate_hides_reads_where_nothing_is_executed(repository, tmp_path, needs):
     copied = copy(repository, tmp_path)
-    rewrite(copied, profile=msgspec.structs.replace(read_manifest(copied).profile, execute_seconds=(0.0,) * LAYERS))
+    nothing = (0.0,) * len(read_manifest(copied).parts)
+    rewrite(copied, profile=msgspec.structs.replace(read_manifest(copied).profile, execute_seconds=nothing))
     told = planning.forecast("a", repository=tmp_path, budget=needs.floor)
     assert told.required_read_rate is None
     assert "no drive would do" in "\n".join(telling.forecast(told).lines)
