@@ -183,6 +183,27 @@ class TestVerbs:
         assert [event["cat"] for event in events if event["ph"] == "X"].count("execute") == 8
         assert {event["ph"] for event in events} == set("MXsfC")
 
+    def test_schedule(self, capfd, repository):
+        """The keys that programs rely on, for a budget that holds all, one that does not, and one under the floor."""
+        words = ("schedule", "four-layers", "--repository", repository)
+        status, whole = as_json(capfd, *words)
+        numbers = {"resident_bytes", "streamed_bytes", "arena_bytes", "predicted_ms"}
+        assert status == 0
+        assert whole["fits"]
+        assert whole["resident_bytes"] == whole["weights_bytes"] == 4 * WIDTH * WIDTH * 4
+        assert (whole["streamed_bytes"], whole["required_read_rate"], whole["break_even_runs"]) == (0, 0, None)
+        assert whole["predicted_ms"] == whole["all_resident_ms"] > 0
+        assert whole["measured_read_rate"] > 0
+        floor = whole["floor_bytes"]
+        status, told = as_json(capfd, *words, "--budget", floor, "--read-rate", "2GB/s", "--chain-version", 1)
+        assert (status, told["fits"], told["assumed_read_rate"]) == (0, True, 2e9)
+        assert told["activation_bytes"] == whole["activation_bytes"]
+        assert told["predicted_ms"] >= told["all_resident_ms"]
+        assert not {key for key in numbers if told[key] is None}
+        status, told = as_json(capfd, *words, "--budget", floor - 1)
+        assert (status, told["fits"], told["floor_bytes"]) == (3, False, floor)
+        assert {key for key in {*numbers, "required_read_rate", "break_even_runs"} if told[key] is not None} == set()
+
     def test_verify(self, capfd, repository, model):
         words = ("verify", "four-layers", "--repository", repository, "--onnx", model)
         status, told = as_json(capfd, *words)
@@ -258,6 +279,7 @@ class TestVerbs:
             (["verify", "four-layers", "--repository", repository, "--onnx", model], "agrees with"),
             (["inspect", "four-layers", "--repository", repository], "block-001"),
             (["inspect", model], "4 MatMul"),
+            (["schedule", "four-layers", "--repository", repository], "fits: "),
         ):
             assert cli.main([*map(str, words)]) == 0
             assert wanted in capfd.readouterr().out
@@ -278,11 +300,42 @@ class TestConfiguration:
         _, told = as_json(capfd, "build", config)
         assert [(built["name"], built["blocks"]) for built in told["models"]] == [("a", 4), ("b", 2)]
         assert as_json(capfd, "build", config, "--name", "b", "--block-size", "64KiB")[1]["models"][0]["blocks"] == 4
-        _, told = as_json(capfd, "run", config, "--name", "b")
-        assert told["stats"]["budget_bytes"] == 64 << 20
+        _, divided = as_json(capfd, "schedule", config)
+        shares = {portion["name"]: portion["share_bytes"] for portion in divided["models"]}
+        for name in ("a", "b"):
+            _, told = as_json(capfd, "run", config, "--name", name)
+            assert told["stats"]["budget_bytes"] == shares[name]
         _, told = as_json(capfd, "run", config, "--name", "a", "--budget", "32MiB")
         assert told["stats"]["budget_bytes"] == 32 << 20
         assert as_json(capfd, "verify", config, "--name", "a")[1]["passed"]
+
+    def test_one_budget_for_several_models(self, capfd, config):
+        assert as_json(capfd, "build", config)[0] == 0
+        status, told = as_json(capfd, "schedule", config)
+        assert (status, told["fits"], told["budget_bytes"]) == (0, True, 64 << 20)
+        assert sum(portion["share_bytes"] for portion in told["models"]) + told["left_bytes"] == 64 << 20
+        assert all(portion["predicted_ms"] > 0 for portion in told["models"])
+        _, one = as_json(capfd, "schedule", config, "--name", "b")
+        assert (one["name"], one["budget_bytes"]) == ("b", told["models"][1]["share_bytes"])
+        status, told = as_json(capfd, "schedule", config, "--budget", told["floor_bytes"] - 1)
+        assert (status, told["fits"], told["left_bytes"]) == (3, False, None)
+        assert cli.main(["schedule", str(config)]) == 0
+        lines = capfd.readouterr().out.splitlines()
+        assert lines[0].startswith("fits: 2 models get ")
+        assert [line.split()[0] for line in lines[2:]] == ["model", "a", "b", "all"]
+
+    def test_what_cannot_be_divided(self, capfd, config):
+        for more, status, words in (
+            ((), 4, "a, b are not built"),
+            (("--chain-version", 1), 2, "one model"),
+            (("--read-rate", "1GB"), 2, "one model"),
+        ):
+            got, told = as_json(capfd, "schedule", config, *more)
+            assert got == status
+            assert words in told["error"]["what"]
+        config.write_text(config.read_text().replace("memory_budget: 64MiB\n", ""))
+        status, told = as_json(capfd, "schedule", config)
+        assert (status, "no memory_budget" in told["error"]["what"]) == (2, True)
 
     def test_verify_reads_as_the_file_says(self, capfd, config, monkeypatch):
         from trt_layering import verification
@@ -363,6 +416,15 @@ class TestMistakes:
             (["verify", "four-layers", "--onnx", "none.onnx"], 1, "the model cannot be read"),
             (["verify", "four-layers", "--onnx", "words.onnx"], 1, "not an ONNX model"),
             (["verify", "four-layers", "--onnx", "m.onnx", "--seed", "-1"], 2, "--seed"),
+            (["schedule", "nobody"], 4, "nobody"),
+            (["schedule", "none.yaml"], 2, "none.yaml"),
+            (["schedule", "four-layers", "--name", "x"], 2, "--name"),
+            (["schedule", "four-layers", "--budget", "0"], 2, "--budget"),
+            (["schedule", "four-layers", "--budget", "little"], 2, "--budget"),
+            (["schedule", "four-layers", "--read-rate", "fast"], 2, "--read-rate"),
+            (["schedule", "four-layers", "--read-rate", "0"], 2, "--read-rate"),
+            (["schedule", "four-layers", "--read-rate", "5TB"], 2, "--read-rate"),
+            (["schedule", "four-layers", "--read-rate", "1B/s"], 2, "--read-rate"),
             (["inspect", "nobody"], 4, "nobody"),
             (["profile", "nobody"], 4, "nobody"),
             (["profile", "../x"], 2, "../x"),

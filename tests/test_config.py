@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trt_layering.config import Loader, Model, ReadSize, Size, Tolerance, load, resolve_model
+from trt_layering.config import Duration, Loader, Model, ReadSize, Share, Size, Tolerance, load, resolve_model
 from trt_layering.errors import ConfigError, ModelError, UsageError
 from trt_layering.shapes import ShapeRange
 
@@ -28,6 +28,7 @@ models:
       "b:0": 2x3
   - {name: other, onnx: o.onnx, optimise: false, split: false, build_memory: 2GiB}
   - {name: narrow, onnx: n.onnx, weights: bf16, weights_tolerance: 1e-3}
+  - {name: quick, onnx: q.onnx, share: 20MiB, priority: 2.5, deadline: 100ms, wave: 8}
 """
 
 
@@ -55,6 +56,7 @@ def test_everything_is_read(write):
         ),
         Model(name="other", onnx="o.onnx", optimise=False, split=False, build_memory=Size(2 << 30)),
         Model(name="narrow", onnx="n.onnx", weights="bf16", weights_tolerance=Tolerance(1e-3)),
+        Model(name="quick", onnx="q.onnx", share=Share(20 << 20), priority=2.5, deadline=Duration(0.1), wave=8),
     )  # fmt: skip
     assert varying.for_build() == {"min": (1, 1, 64, 32), "opt": (1, 1, 64, 160), "max": (1, 1, 64, 320)}
     assert fixed.for_build() == (2, 3)
@@ -79,7 +81,7 @@ def test_the_arguments_of_a_build(write):
     """All that `build` takes but where, and each as the file says."""
     from trt_layering.building import build
 
-    first, other, narrow = load(write(GOOD)).deployment.models
+    first, other, narrow, _ = load(write(GOOD)).deployment.models
     assert set(first.for_build()) == set(inspect.signature(build).parameters) - {"repository", "progress"}
     assert first.for_build() == {
         "model": Path("models/ocr.onnx"), "name": "ocr", "backend": "onnxruntime", "precision": "fp32",
@@ -142,6 +144,20 @@ def test_what_cannot_be_built_yet(later):
         ("1e-3", ".nan", 13, "models[2].weights_tolerance", "a number from 0 to 1"),
         ("1e-3", "true", 13, "models[2].weights_tolerance", "a number from 0 to 1"),
         ("1e-3", "[1]", 13, "models[2].weights_tolerance", "Expected"),
+        ("share: 20MiB", "share: some", 14, "models[3].share", "'some' is not a size"),
+        ("share: 20MiB", "share: 0", 14, "models[3].share", "above zero"),
+        ("share: 20MiB", "share: null", 14, "models[3].share", "Expected a size"),
+        ("priority: 2.5", "priority: 0", 14, "models[3].priority", "Expected a number > 0.0"),
+        ("priority: 2.5", "priority: -1", 14, "models[3].priority", "Expected a number > 0.0"),
+        ("priority: 2.5", "priority: .nan", 14, "models[3].priority", "Expected a number > 0.0"),
+        ("priority: 2.5", "priority: .inf", 14, "models[3].priority", "Expected a number <= 1000000.0"),
+        ("priority: 2.5", "priority: high", 14, "models[3].priority", "Expected a number, got text"),
+        ("deadline: 100ms", "deadline: 100", 14, "models[3].deadline", "100 is not a time"),
+        ("deadline: 100ms", "deadline: 0ms", 14, "models[3].deadline", "above zero"),
+        ("deadline: 100ms", "deadline: -1ms", 14, "models[3].deadline", "is not a time"),
+        ("deadline: 100ms", "deadline: [1]", 14, "models[3].deadline", "is not a time"),
+        ("wave: 8", "wave: 0", 14, "models[3].wave", ">= 1"),
+        ("wave: 8", "wave: 65", 14, "models[3].wave", "<= 64"),
         ("96MiB", "9" * 400, 2, "memory_budget", "at most 4 EiB"),
         ("    block_size: 4MiB", "    onnx: x", 8, "models[0].onnx", "written twice, first on line 6"),
     ],
@@ -248,6 +264,9 @@ def test_settings_tell_where_each_came_from(write):
     assert settings["models[0].shapes.b:0"] == ("2x3", f"{path}:11")
     assert settings["models[0].precision"] == ("fp32", "default")
     assert settings["models[1].optimise"] == ("false", f"{path}:12")
+    shared = [settings[f"models[{index}].{key}"][0] for index in (1, 2)
+              for key in ("share", "priority", "deadline", "wave")]  # fmt: skip
+    assert shared == ["auto", "1", "none", "4", "20.0 MiB", "2.5", "100 ms", "8"]
 
 
 def test_choosing_a_model(write):

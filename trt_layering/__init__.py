@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         StoreError,
         UsageError,
     )
+    from trt_layering.planning import Forecast, forecast
     from trt_layering.profiling import profile
     from trt_layering.runtime.chain import Chain, open_chain
     from trt_layering.runtime.footprint import Footprint, footprint
@@ -49,12 +50,14 @@ _HOMES = {
     "Built": "building",
     "Chain": "runtime.chain",
     "Footprint": "runtime.footprint",
+    "Forecast": "planning",
     "LoaderOptions": "runtime.loader",
     "Profile": "store.manifest",
     "Trace": "runtime.trace",
     "Verification": "verification",
     "build": "building",
     "footprint": "runtime.footprint",
+    "forecast": "planning",
     "open_chain": "runtime.chain",
     "profile": "profiling",
     "share_thread_pool": "backends.onnxruntime.runtime",
@@ -71,6 +74,7 @@ __all__ = [
     "ConfigError",
     "CorruptError",
     "Footprint",
+    "Forecast",
     "ForeignError",
     "InputError",
     "LayeringError",
@@ -86,6 +90,7 @@ __all__ = [
     "Verification",
     "build",
     "footprint",
+    "forecast",
     "open_chain",
     "profile",
     "share_thread_pool",

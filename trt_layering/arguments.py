@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from trt_layering.errors import UsageError
 from trt_layering.shapes import Shape, ShapeRange, parse_named
 from trt_layering.terminal import Result
-from trt_layering.units import parse_size
+from trt_layering.units import parse_rate, parse_size
 from trt_layering.words import is_text, quoted
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def _parser(verbs: Mapping[str, Verb]) -> argparse.ArgumentParser:
         ("build", "cut a model into blocks and store them with their weights", _add_build),
         ("run", "run a built chain on given or random inputs", _add_run),
         ("verify", "compare a built chain with the uncut model on seeded inputs", _add_verify),
+        ("schedule", "say what a budget buys, of a chain or divided among models, before anything runs", _add_schedule),
         ("inspect", "say what is in a built chain, a block's engine file or a TensorRT plan", _add_inspect),
         ("profile", "measure a built chain and its drive again, and keep what was found", _add_profile),
         ("doctor", "say what this machine has, and what that means for chains", _add_doctor),
@@ -150,6 +151,11 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
     _add_inputs(parser)
 
 
+def _add_schedule(parser: argparse.ArgumentParser) -> None:
+    _add_chain(parser)
+    parser.add_argument("--read-rate", metavar="RATE", help="as if the drive read so fast, like 2GB (a second)")
+
+
 def _add_inspect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="NAME|FILE", help="a built chain, its folder, or one of its files")
     _add_repository(parser)
@@ -228,7 +234,8 @@ def shapes(texts: Sequence[str]) -> dict[str, Shape]:
 
 @dataclass(frozen=True)
 class Target:
-    """The chain a verb works on, and the flags and settings that say how."""
+    """The chain a verb works on, and the flags and settings that say how. `divided` is the deployment of whose budget
+    the chain gets a share, unless a flag gives a budget."""
 
     name: str
     repository: str
@@ -236,29 +243,41 @@ class Target:
     budget: int | None
     onnx: str | None
     loader: dict[str, Any]
+    divided: Config | None = None
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Target:
         """From the arguments of `_add_chain`; ConfigError if a deployment has no such model."""
         config = config_of(options.target)
-        budget = _size(options.budget, "--budget", int)
+        granted = budget(options)
         if config is None:
             if options.name is not None:
                 raise UsageError("--name chooses a model of CONFIG.yaml, and none was given", remedy="leave it out")
             repository = options.repository or "engines"
-            return cls(options.target, repository, options.chain_version, budget, None, {})
+            return cls(options.target, repository, options.chain_version, granted, None, {})
         model, deployment = config.model(options.name), config.deployment
-        granted = deployment.memory_budget
+        whole = deployment.memory_budget
         loader = {key: getattr(deployment.loader, key) for key in deployment.loader.__struct_fields__}
         loader |= {key: int(loader[key]) or "auto" for key in ("threads", "read_size")}
         return cls(
             model.name,
             options.repository or deployment.repository,
             options.chain_version,
-            budget if budget is not None or granted is None else int(granted),
+            granted if granted is not None or whole is None else int(whole),
             model.onnx,
             loader,
+            config if granted is None and (model.share or len(deployment.models) > 1) else None,
         )
+
+
+def budget(options: argparse.Namespace) -> int | None:
+    """The bytes of --budget."""
+    return _size(options.budget, "--budget", int)
+
+
+def read_rate(options: argparse.Namespace) -> float | None:
+    """The bytes per second of --read-rate."""
+    return None if options.read_rate is None else parse_rate(options.read_rate, what="--read-rate")
 
 
 def loader_flags(options: argparse.Namespace) -> dict[str, Any]:

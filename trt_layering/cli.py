@@ -126,7 +126,7 @@ def run(options: argparse.Namespace) -> Result:
     loader = tl.LoaderOptions(**{**target.loader, **arguments.loader_flags(options)})
     trace, trace_file = (None, None) if options.trace is None else (tl.Trace(), writable(options.trace))
     with tl.open_chain(
-        target.name, repository=target.repository, budget=target.budget, version=target.version, loader=loader,
+        target.name, repository=target.repository, budget=_granted(target), version=target.version, loader=loader,
         wave=options.wave, trace=trace,
     ) as chain:  # fmt: skip
         output = _output_file(options.output, len(chain.outputs))
@@ -258,7 +258,7 @@ def verify(options: argparse.Namespace) -> Result:
     _share_thread_pool(options)
     manifest = read_manifest(resolve(Path(target.repository), target.name, target.version))
     found = tl.verify(
-        target.name, onnx=resolve_model(onnx), repository=target.repository, budget=target.budget,
+        target.name, onnx=resolve_model(onnx), repository=target.repository, budget=_granted(target),
         version=target.version, loader=tl.LoaderOptions(**target.loader), tolerance=options.tolerance,
         feeds=_feeds(options, manifest.inputs) if options.input or options.shape else None, seed=options.seed,
     )  # fmt: skip
@@ -269,6 +269,34 @@ def verify(options: argparse.Namespace) -> Result:
     verdict = "agrees with" if found.passed else "DIFFERS from"
     numbers = f"largest difference {found.max_abs_diff:.3g}, largest output {found.max_abs_output:.3g}"
     return Result(data, [f"{target.name} {verdict} {onnx}: {numbers}"], 0 if found.passed else 1)
+
+
+def schedule(options: argparse.Namespace) -> Result:
+    """Tell what a budget buys, of one chain or divided among a deployment's models; status 3 if it does not fit."""
+    from trt_layering import planning, sharing, telling
+
+    config = arguments.config_of(options.target)
+    rate = arguments.read_rate(options)
+    _share_thread_pool(options)
+    if config is None or options.name is not None:
+        target = arguments.Target.of(options)
+        told = planning.forecast(
+            target.name, repository=target.repository, budget=_granted(target), version=target.version, read_rate=rate
+        )
+        return telling.forecast(told)
+    if options.chain_version is not None or rate is not None:
+        remedy = "choose one with --name, or leave out --chain-version and --read-rate"
+        raise UsageError("--chain-version and --read-rate are for one model", remedy=remedy)
+    return telling.division(sharing.division(config, repository=options.repository, budget=arguments.budget(options)))
+
+
+def _granted(target: arguments.Target) -> int | None:
+    """The bytes of a target: of a deployment's budget, a model's share. To be asked once the thread pool is shared."""
+    if target.divided is None:
+        return target.budget
+    from trt_layering import sharing
+
+    return sharing.share_of(target.name, target.divided, repository=target.repository)
 
 
 def inspect(options: argparse.Namespace) -> Result:
@@ -317,4 +345,7 @@ def doctor(options: argparse.Namespace) -> Result:
     return Result(data, lines, 1 if any(finding.status == "fail" for finding in findings) else 0)
 
 
-_VERBS = {"build": build, "run": run, "verify": verify, "inspect": inspect, "profile": profile, "doctor": doctor}
+_VERBS = {
+    "build": build, "run": run, "verify": verify, "schedule": schedule, "inspect": inspect, "profile": profile,
+    "doctor": doctor,
+}  # fmt: skip

@@ -21,7 +21,7 @@ import yaml
 from trt_layering.errors import ConfigError, ModelError, UsageError
 from trt_layering.shapes import ShapeRange
 from trt_layering.store.manifest import PAGE
-from trt_layering.units import format_size, parse_size
+from trt_layering.units import format_seconds, format_size, parse_seconds, parse_size
 from trt_layering.words import is_text, quoted
 
 _FILE_LIMIT = 1 << 20
@@ -36,6 +36,7 @@ _PLAIN_WORDS = {
     "`array`": "a list",
     "`str`": "text",
     "`int`": "a whole number",
+    "`float`": "a number",
     "`bool`": "true or false",
     "`null`": "nothing",
 }
@@ -74,6 +75,20 @@ class BlockSize(Size):
         return super().__str__() if self else AUTO
 
 
+class Share(Size):
+    """A model's part of the budget, or "auto": what dividing it gives, here 0."""
+
+    def __str__(self) -> str:
+        return super().__str__() if self else AUTO
+
+
+class Duration(float):
+    """Seconds, written in YAML as text such as "100ms"."""
+
+    def __str__(self) -> str:
+        return format_seconds(float(self))
+
+
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     pass
 
@@ -88,9 +103,10 @@ class Loader(_Section, frozen=True):
 
 
 class Model(_Section, frozen=True):
-    """One model: where its ONNX file is and how its chain is built.
+    """One model: where its ONNX file is, how its chain is built, and what it gets of what models share.
 
-    `onnx` is a path, or `package:ddddocr/common.onnx` for a file inside an installed package.
+    `onnx` is a path, or `package:ddddocr/common.onnx` for a file inside an installed package. `share`, `priority` and
+    `deadline` are for `sharing.division`; `wave` is the most requests that are executed together.
     """
 
     name: Annotated[str, msgspec.Meta(pattern=_NAME)]
@@ -104,6 +120,10 @@ class Model(_Section, frozen=True):
     optimise: bool = True
     split: bool = True
     build_memory: Size = Size(1 << 30)
+    share: Share = Share(0)
+    priority: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 1.0
+    deadline: Duration | None = None
+    wave: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
 
     def for_build(self) -> dict[str, Any]:
         """The arguments that `build` takes, all but the repository. UsageError for what cannot be built yet, ModelError
@@ -223,6 +243,8 @@ def _decode(kind: type, value: object) -> object:
     if kind is Threads:
         return _threads(value)
     try:
+        if kind is Duration:
+            return Duration(parse_seconds(value))  # type: ignore[arg-type]
         if issubclass(kind, Size) and isinstance(value, (int, str)):
             return _sized(kind, value)
         if kind is Tolerance and isinstance(value, (int, float, str)):
@@ -235,7 +257,7 @@ def _decode(kind: type, value: object) -> object:
 
 
 def _sized(kind: type[Size], value: int | str) -> Size:
-    if kind in (ReadSize, BlockSize) and value == AUTO:
+    if kind in (ReadSize, BlockSize, Share) and value == AUTO:
         return kind(0)
     size = kind(parse_size(value))
     if kind is ReadSize and size % PAGE:
@@ -266,6 +288,8 @@ def _words(value: object) -> str:
         return "none"
     if isinstance(value, bool):
         return "true" if value else "false"
+    if type(value) is float:
+        return f"{value:g}"
     return str(value) if value not in ((), {}) else "none"
 
 

@@ -95,14 +95,7 @@ class Footprint:
         at most all weights, tables included only where everything fits; never less for a larger budget. BudgetError
         under the floor, MemoryLimitError if the machine has less to give than the budget takes up."""
         if budget < self.floor:
-            raise BudgetError(
-                f"a budget of {format_size(budget)} is under the floor of {format_size(self.floor)}: "
-                + ", ".join(f"{name.replace('_', ' ')} {format_size(size)}" for name, size in self.parts.items()),
-                floor=self.floor,
-                parts=self.parts,
-                where=f"chain {chain.name!r}",
-                remedy=self._lever(chain),
-            )
+            raise self.refusal(budget, chain)
         needed, available = min(budget, self.resident), available_bytes()
         if available and needed > available:
             raise MemoryLimitError(
@@ -115,6 +108,17 @@ class Footprint:
             return self.weights + (self.tables if budget >= self.resident else 0)
         some = min((USUAL_WAVE - 1) * self.request, (room - self.largest_block) // _SET_ASIDE)
         return (room - (some if self.wave is None else self.waves)) // PAGE * PAGE
+
+    def refusal(self, budget: int, chain: Chain) -> BudgetError:
+        """What to say to a budget under the floor."""
+        return BudgetError(
+            f"a budget of {format_size(budget)} is under the floor of {format_size(self.floor)}: "
+            + ", ".join(f"{name.replace('_', ' ')} {format_size(size)}" for name, size in self.parts.items()),
+            floor=self.floor,
+            parts=self.parts,
+            where=f"chain {chain.name!r}",
+            remedy=self._lever(chain),
+        )
 
     def _lever(self, chain: Chain) -> str:
         """What would lower the floor: the largest part says it."""
