@@ -52,6 +52,7 @@ def _parser(verbs: Mapping[str, Verb]) -> argparse.ArgumentParser:
         ("build", "cut a model into blocks and store them with their weights", _add_build),
         ("run", "run a built chain on given or random inputs", _add_run),
         ("verify", "compare a built chain with the uncut model on seeded inputs", _add_verify),
+        ("bench", "measure a built chain at many budgets, beside plain ONNX Runtime", _add_bench),
         ("inspect", "say what is in a built chain, a block's engine file or a TensorRT plan", _add_inspect),
         ("doctor", "say what this machine has, and what that means for chains", _add_doctor),
     ):
@@ -137,6 +138,26 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
     _add_inputs(parser)
 
 
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", metavar="NAME|CONFIG.yaml", help="a built chain, or a deployment that has it")
+    parser.add_argument("--name", metavar="N", help="which model of CONFIG.yaml, where it has several")
+    _add_repository(parser)
+    parser.add_argument("--chain-version", type=int, metavar="V", help="which version (default: the newest)")
+    parser.add_argument("--onnx", metavar="MODEL.onnx", help="the uncut model (CONFIG.yaml has it already)")
+    words = "like 32MiB,64MiB (default: about eight, from the floor to everything)"
+    parser.add_argument("--budgets", metavar="SIZES", help=words)
+    words = "what to compare with: sequential, double, mapped, memory, resident (default: all that can be had)"
+    parser.add_argument("--against", metavar="WHAT,…", help=words)
+    words = "runs of each in a turn, fewer where they are slow (default: 10)"
+    parser.add_argument("--iterations", type=int, default=10, metavar="N", help=words)
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="turns of each at a budget (default: 3)")
+    words = "write bench.json and the pictures curve and timeline, .svg and .png, into this folder"
+    parser.add_argument("--output", metavar="FOLDER", help=words)
+    parser.add_argument("--plot", metavar="FILE", help="write the curve to this .svg or .png")
+    _add_shape(parser, ("--shape", "--shapes"), "of the random inputs (default: those of the build)")
+    parser.add_argument("--seed", type=_natural, default=0, help="of random inputs (default: 0)")
+
+
 def _add_inspect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="NAME|FILE", help="a built chain, its folder, or one of its files")
     _add_repository(parser)
@@ -220,7 +241,7 @@ class Target:
     def of(cls, options: argparse.Namespace) -> Target:
         """From the arguments of `_add_chain`; ConfigError if a deployment has no such model."""
         config = config_of(options.target)
-        budget = _size(options.budget, "--budget", int)
+        budget = _size(getattr(options, "budget", None), "--budget", int)
         if config is None:
             if options.name is not None:
                 raise UsageError("--name chooses a model of CONFIG.yaml, and none was given", remedy="leave it out")

@@ -238,6 +238,14 @@ def verify(options: argparse.Namespace) -> Result:
     return Result(data, [f"{target.name} {verdict} {onnx}: {numbers}"], 0 if found.passed else 1)
 
 
+def bench(options: argparse.Namespace) -> Result:
+    """Measure a chain at many budgets beside what else there is, and draw it."""
+    from trt_layering.bench import command
+
+    _share_thread_pool(options)
+    return command.bench(options)
+
+
 def inspect(options: argparse.Namespace) -> Result:
     """Tell what is in a chain or a file."""
     from trt_layering.inspect import examine
@@ -269,4 +277,4 @@ def doctor(options: argparse.Namespace) -> Result:
     return Result(data, lines, 1 if any(finding.status == "fail" for finding in findings) else 0)
 
 
-_VERBS = {"build": build, "run": run, "verify": verify, "inspect": inspect, "doctor": doctor}
+_VERBS = {"build": build, "run": run, "verify": verify, "bench": bench, "inspect": inspect, "doctor": doctor}
