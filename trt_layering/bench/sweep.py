@@ -147,7 +147,7 @@ class _Sweep:
         budget = min(budgets, key=lambda one: abs(one - needs.weights / 2))
         self._progress("tracing", 0, 0)
         told: dict[str, Any] = self._call(subjects.traced, self._chain_task(budget, "auto"))
-        return {"budget_bytes": budget, **told}
+        return {**told, "budget_bytes": budget}
 
     def _result(self) -> dict[str, Any]:
         chain, request = self._request.chain, self._request

@@ -94,9 +94,9 @@ class Worker:
         how = how or child.how_it_ended(self._process.wait())
         self._said.seek(0, os.SEEK_END)
         self._said.seek(max(0, self._said.tell() - _TAIL))
-        said = self._said.read().decode(errors="replace").strip()
+        last = self._said.read().decode(errors="replace").strip().splitlines()[-1:]
         return EndedError(
-            f"the process that ran {self._label} {how}: {said or 'it said nothing'}",
+            f"the process that ran {self._label} {how}: {''.join(last) or 'it said nothing'}",
             where="bench",
             remedy="signal 9 mostly means that memory ran out: stop other programs, or leave this subject out",
         )
