@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from trt_layering.runtime.chain import Chain, open_chain
     from trt_layering.runtime.footprint import Footprint, footprint
     from trt_layering.runtime.loader import LoaderOptions
+    from trt_layering.runtime.trace import Trace
     from trt_layering.verification import Verification, verify
 
 __version__ = "0.1.0"
@@ -47,6 +48,7 @@ _HOMES = {
     "Chain": "runtime.chain",
     "Footprint": "runtime.footprint",
     "LoaderOptions": "runtime.loader",
+    "Trace": "runtime.trace",
     "Verification": "verification",
     "build": "building",
     "footprint": "runtime.footprint",
@@ -74,6 +76,7 @@ __all__ = [
     "NotBuiltError",
     "ReadError",
     "StoreError",
+    "Trace",
     "UsageError",
     "Verification",
     "build",

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from trt_layering.config import Model
     from trt_layering.inputs import Feeds
+    from trt_layering.runtime.chain import Chain
     from trt_layering.store.manifest import Value
 
 
@@ -109,53 +110,82 @@ def _build(model: Model, repository: str) -> dict[str, Any]:
 def run(options: argparse.Namespace) -> Result:
     """Open a chain, run it, and tell what came out, how long it took and what memory it took."""
     target = arguments.Target.of(options)
-    if options.iterations < 1:
-        raise UsageError(f"--iterations must be 1 or more, not {options.iterations}")
+    iterations = (options.wave or 1) if options.iterations is None else options.iterations
+    if iterations < 1:
+        raise UsageError(f"--iterations must be 1 or more, not {iterations}")
+    if options.wave is not None and options.wave < 1:
+        raise UsageError(f"--wave must be 1 or more, not {options.wave}", remedy="try 8")
     import trt_layering as tl
     from trt_layering.runtime import meter
+    from trt_layering.runtime.trace import writable
 
     _share_thread_pool(options)
     loader = tl.LoaderOptions(**{**target.loader, **arguments.loader_flags(options)})
+    trace, trace_file = (None, None) if options.trace is None else (tl.Trace(), writable(options.trace))
     with tl.open_chain(
-        target.name, repository=target.repository, budget=target.budget, version=target.version, loader=loader
-    ) as chain:
+        target.name, repository=target.repository, budget=target.budget, version=target.version, loader=loader,
+        wave=options.wave, trace=trace,
+    ) as chain:  # fmt: skip
         output = _output_file(options.output, len(chain.outputs))
-        feeds = _feeds(options, chain.inputs)
-        seconds = []
         with Progress(sys.stderr) as progress:
-            for done in range(options.iterations):
-                begin = time.perf_counter()
-                outputs = chain.run(feeds)
-                seconds.append(time.perf_counter() - begin)
-                progress("runs", done + 1, options.iterations)
+            outputs, seconds = _run(chain, options, iterations, progress)
         stats = chain.stats()
     if output is not None:
         _write(output, outputs)
-    return _ran(target.name, outputs, seconds, stats, meter.peak_rss_bytes())
+    if trace is not None and trace_file is not None:
+        trace.write(trace_file)
+    return _ran(target.name, outputs, seconds, stats, meter.peak_rss_bytes(), options.wave or 1)
 
 
-def _feeds(options: argparse.Namespace, values: Sequence[Value]) -> Feeds:
-    """Arrays for the inputs `values`, from the files that were named or else random ones."""
+def _run(
+    chain: Chain, options: argparse.Namespace, iterations: int, progress: Progress
+) -> tuple[dict[str, Any], list[float]]:
+    """The outputs of the last of `iterations` requests, and the seconds that each took; in a wave, its share. In waves,
+    each has random inputs of its own."""
+    seconds: list[float] = []
+    feeds = _feeds(options, chain.inputs, 0)
+    while len(seconds) < iterations:
+        done = len(seconds)
+        wave = [feeds]
+        if options.wave:
+            wave = [_feeds(options, chain.inputs, n) for n in range(done, min(done + options.wave, iterations))]
+        begin = time.perf_counter()
+        outputs = chain.run_many(wave, wave=options.wave)[-1] if options.wave else chain.run(feeds)
+        seconds += [(time.perf_counter() - begin) / len(wave)] * len(wave)
+        progress("runs", len(seconds), iterations)
+    return outputs, seconds
+
+
+def _feeds(options: argparse.Namespace, values: Sequence[Value], number: int = 0) -> Feeds:
+    """Arrays for the inputs `values`, from the files that were named or else random ones, others for each `number`."""
     from trt_layering import inputs
 
     shapes, pixels = arguments.shapes(options.shape), arguments.pixels(options)
     if options.input:
         return inputs.load(options.input, values, shapes=shapes, pixels=pixels)
-    return inputs.seeded(values, shapes, options.seed)
+    return inputs.seeded(values, shapes, options.seed + number)
 
 
 def _ran(
-    name: str, outputs: Mapping[str, Any], seconds: Sequence[float], stats: Mapping[str, Any], peak: int
+    name: str, outputs: Mapping[str, Any], seconds: Sequence[float], stats: Mapping[str, Any], peak: int, wave: int
 ) -> Result:
+    """What to tell of runs in waves of `wave`; the first wave, which also waits for the first reads, by itself."""
     told = {key: _summary(array) for key, array in outputs.items()}
-    first, median = seconds[0], statistics.median(seconds[1:] or seconds)
+    later = seconds[wave:]
+    first, median = seconds[0], statistics.median(later or seconds)
+    per_second = len(later or seconds) / sum(later or seconds)
     data = {
-        "name": name, "iterations": len(seconds), "first_ms": first * 1e3, "median_ms": median * 1e3,
-        "process_peak_bytes": peak, "outputs": told, "stats": dict(stats),
+        "name": name, "iterations": len(seconds), "first_ms": first * 1e3, "median_ms": median * 1e3, "wave": wave,
+        "requests_per_second": per_second, "process_peak_bytes": peak, "outputs": told, "stats": dict(stats),
     }  # fmt: skip
-    rows = [("first run", f"{first * 1e3:.2f} ms"), ("later runs, median", f"{median * 1e3:.2f} ms")][: len(seconds)]
+    each = ", for each request" if wave > 1 else ""
+    rows = [(f"first {'wave' if each else 'run'}{each}", f"{first * 1e3:.2f} ms")]
+    rows += [(f"later {'waves' if each else 'runs'}, median{each}", f"{median * 1e3:.2f} ms")] if later else []
+    rows += [("requests per second", f"{per_second:.3g}")] if each else []
     for words, key in (("waited for weights", "stall_seconds"), ("executed", "execute_seconds")):
         rows.append((f"{words}, all runs", f"{stats[key] * 1e3:.2f} ms"))
+    if stats["read_rate"]:
+        rows.append(("the drive read", f"{stats['read_rate'] / 1e6:.0f} MB/s"))
     for key in ("budget", "floor", "arena", "resident"):
         if stats.get(f"{key}_bytes"):
             rows.append((key, format_size(stats[f"{key}_bytes"])))

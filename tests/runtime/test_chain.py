@@ -61,8 +61,9 @@ from trt_layering.store.reader import WeightFile
 COUNT = 6
 BLOCK_SIZES = dict.fromkeys(real_models.REAL_MODELS, "2MiB") | {"common": "4MiB", "minilm": "4MiB", "pp_cls": "64KiB"}
 STATS = {
-    "sweeps", "bytes_read", "stall_seconds", "execute_seconds", "read_seconds", "arena_bytes", "resident_bytes",
-    "activation_bytes", "scratch_bytes", "engine_bytes", "budget_bytes", "floor_bytes", "blocks", "mode", "fallbacks",
+    "requests", "sweeps", "bytes_read", "stall_seconds", "execute_seconds", "read_seconds", "read_rate", "slow_reads",
+    "arena_bytes", "resident_bytes", "activation_bytes",
+    "scratch_bytes", "engine_bytes", "budget_bytes", "floor_bytes", "blocks", "mode", "fallbacks",
 }  # fmt: skip
 
 

@@ -34,8 +34,8 @@ class Engine(Protocol):
         """Execute the block once.
 
         `live` holds the backend's tensors by name, among them every input of the block. `into` may name outputs with
-        the tensors they are to be written to; other outputs are allocated, unless they were given buffers at open.
-        Returns all outputs by name. Tensors given at open belong to the chain and are overwritten by the next sweep.
+        the tensors they are to be written to; others go to the buffers given at open, or are allocated where there are
+        none. Returns all outputs by name. Buffers belong to the chain and are overwritten by the next sweep.
         """
         ...
 

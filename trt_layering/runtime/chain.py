@@ -8,27 +8,29 @@ from __future__ import annotations
 
 import gc
 import logging
-import math
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from trt_layering import backends
 from trt_layering.backends.base import Runtime
-from trt_layering.errors import ClosedError, ForeignError, MemoryLimitError, UsageError
+from trt_layering.errors import ClosedError, ForeignError, InputError, MemoryLimitError, UsageError
+from trt_layering.runtime.activations import Buffers, Packing, empty, last_uses, static_outputs
 from trt_layering.runtime.feeds import checked
-from trt_layering.runtime.footprint import Footprint
+from trt_layering.runtime.footprint import USUAL_WAVE, Footprint, checked_wave
 from trt_layering.runtime.loader import LoaderOptions
 from trt_layering.runtime.supply import Supply, keep, stream
-from trt_layering.schedule.activations import Lifetime, pack
+from trt_layering.runtime.trace import Event, Trace
 from trt_layering.shapes import format_shape
 from trt_layering.store.manifest import Block, Value, read_manifest, rebuild_remedy, resolve
 from trt_layering.store.manifest import Chain as Manifest
@@ -38,6 +40,7 @@ from trt_layering.units import parse_size
 log = logging.getLogger("trt_layering")
 
 Array = np.ndarray[Any, Any]
+Found = TypeVar("Found")
 Observer = Callable[[int, float, Mapping[str, Any]], None]
 """Called after each block with its index, the seconds it executed, and the activations that are alive."""
 
@@ -49,20 +52,24 @@ def open_chain(
     budget: int | str | None = None,
     version: int | None = None,
     loader: LoaderOptions | None = None,
+    wave: int | None = None,
+    trace: Trace | None = None,
 ) -> Chain:
     """Open the newest finished version (or `version`) of chain `name`, ready to run within `budget` bytes.
 
     The budget covers weights, activations, scratch and engines, as measured when the chain was built; None keeps
     everything in memory. Loading begins at once, in the background; with a budget that holds everything, it is done
     when this returns. Each engine has a thread pool of its own, unless the process asked for one with
-    `share_thread_pool`.
+    `share_thread_pool`. The budget leaves room for waves of `wave` requests, see `Chain.run_many`, which raises the
+    floor; None leaves room for some where it costs next to nothing. `trace` records what the chain does.
 
     Raises NotBuiltError, CorruptError or ForeignError for the store, ReadError for the drive, BudgetError under the
-    floor, MemoryLimitError, UsageError for sizes that are none.
+    floor, MemoryLimitError, UsageError for sizes and waves that are none, or a trace that records another chain.
     """
     folder = resolve(Path(repository), name, version)
     with _memory_errors(name):
-        chain = Chain(folder, read_manifest(folder), budget=budget, loader=loader or LoaderOptions())
+        options = loader or LoaderOptions()
+        chain = Chain(folder, read_manifest(folder), budget=budget, loader=options, wave=wave, trace=trace)
     try:
         chain.start()
     except RuntimeError as error:
@@ -82,14 +89,33 @@ def _memory_errors(name: str) -> Iterator[None]:
         raise MemoryLimitError(f"memory ran out: {error}", where=f"chain {name!r}", remedy=remedy) from error
 
 
+@dataclass
+class _Request:
+    """One of the requests that a sweep serves: what is alive of it, what its caller gets, and its own memory for
+    activations (None: that of the chain)."""
+
+    live: dict[str, Any]
+    results: dict[str, Array]
+    buffers: Buffers | None
+
+
 class Chain:
     """An open chain. It owns its memory, engines and loader threads until `close`, or until nobody holds it any more.
     `run` may be called from any thread; calls take turns."""
 
-    def __init__(self, folder: Path, manifest: Manifest, *, budget: int | str | None, loader: LoaderOptions) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        *,
+        budget: int | str | None,
+        loader: LoaderOptions,
+        wave: int | None = None,
+        trace: Trace | None = None,
+    ) -> None:
         """Opens everything but reads nothing ahead before `start`; `open_chain` is the way in."""
         self.manifest = manifest
-        self.footprint = Footprint.of(manifest)
+        self.footprint = Footprint.of(manifest, wave)
         self._budget = self.footprint.resident if budget is None else parse_size(budget, what="budget")
         arena_bytes = self.footprint.arena(self._budget, manifest)
         check_store(folder, manifest)
@@ -97,29 +123,33 @@ class Chain:
         _require_fit(folder, manifest, self._runtime)
         resident = manifest.optimised and self._budget >= self.footprint.resident
         self._blocks = (manifest.whole or manifest.blocks) if resident else manifest.blocks
-        self._static = _static_outputs(manifest.inputs, self._blocks)
+        self._static = static_outputs(manifest.inputs, self._blocks)
         self._outputs = {value.name for value in manifest.outputs}
-        self._drops = _last_uses(self._blocks)
-        memory, buffers = self._place_activations()
-        self._activations: Array | None = memory
+        self._drops = last_uses(self._blocks)
+        self._packing = Packing.of(manifest.inputs, manifest.outputs, self._blocks)
+        self._buffers = [self._packing.buffers(self._runtime.wrap)]  # of the chain, then of further requests of a wave
+        buffers = self._buffers[0].tensors
         if resident:
             self._supply = keep(folder, manifest, self._blocks, self._runtime, buffers, loader)
         else:
-            self._supply = stream(folder, manifest, self._runtime, buffers, loader, arena_bytes)
+            self._supply = stream(folder, manifest, self._runtime, buffers, loader, arena_bytes, trace)
         self._loader = self._supply.loader
+        self._trace = trace
         self._turn = threading.RLock()  # a signal handler may close the chain while its thread takes the turn
         self._runner = 0
         self._process = os.getpid()
         self._finalizer = weakref.finalize(self, _close_behind, self._supply, self._turn, self._process)
-        self._oversize: list[str] = []
+        self._notes: dict[str, str] = {}
+        self._logged: set[str] = set()
         self._closing = self._release_after_run = False
         self._closed = False
         self._next = 0
         self._unfinished = False
-        self._sweeps = 0
+        self._sweeps = self._requests = 0
         self._stall_seconds = self._execute_seconds = 0.0
-        for fallback in self._fallbacks():
-            log.warning("chain %s: %s", manifest.name, fallback)
+        self._tell()
+        if trace is not None:
+            self._open_trace(trace)
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -147,6 +177,55 @@ class Chain:
         """`run`, calling `observer` after each block, in this thread."""
         arrays = checked(feeds, self.manifest.inputs)
         self._note_size(arrays)
+        [results] = self._in_turn(lambda: self._whole_sweep([arrays], observer))
+        return results
+
+    def run_many(self, feeds: Sequence[Mapping[str, Any]], *, wave: int = USUAL_WAVE) -> list[dict[str, Array]]:
+        """An inference for each of `feeds`, in waves of up to `wave`: each block executes for all requests of a wave
+        while its weights are there, so that these are read once a wave. Returns what `run` returns for each, in order
+        and bit for bit; shapes may differ from request to request.
+
+        A wave's activations must fit the budget beside the arena: where `open_chain(wave=...)` left room for fewer,
+        waves are smaller, which the log and `stats` say. Where nothing is streamed, requests run one by one. Other
+        threads get their turn between waves. Raises UsageError for a wave or a list that is none, and InputError, which
+        names the request, before any work; what `run` raises from a sweep ends the whole call.
+        """
+        asked = _requests(feeds)
+        size = min(checked_wave(wave), len(asked))
+        for number, one in enumerate(asked):
+            self._note_size(self._checked_request(number, one))
+        size = min(size, self._room_for(size))
+        results: list[dict[str, Array]] = []
+        for begin in range(0, len(asked), max(size, 1)):
+            numbered = enumerate(asked[begin : begin + size], begin)
+            arrays = [self._checked_request(number, one) for number, one in numbered]
+            results += self._in_turn(partial(self._whole_sweep, arrays, None))
+        return results
+
+    def _checked_request(self, number: int, feeds: Mapping[str, Any]) -> dict[str, Array]:
+        try:
+            return checked(feeds, self.manifest.inputs)
+        except InputError as error:
+            where = f"request {number}, {error.where}" if error.where else f"request {number}"
+            raise InputError(error.what, where=where, remedy=error.remedy) from error
+
+    def _room_for(self, wanted: int) -> int:
+        """How many requests a wave may have, of `wanted`; says, once, if it is fewer where weights are streamed."""
+        if self._supply.mode == "resident":
+            return 1
+        spare = self._budget - self.footprint.fixed - self._supply.arena.size
+        each = max(self.footprint.request, self._packing.nbytes + self._packing.output_bytes)
+        room = 1 + spare // each if each else wanted
+        if room < wanted:
+            self._note(
+                "wave",
+                f"waves of {wanted} requests were asked for and the budget leaves room for {room}: open the chain with "
+                f"wave={wanted}, or give it a larger budget",
+            )
+        return room
+
+    def _in_turn(self, work: Callable[[], Found]) -> Found:
+        """`work`, which makes one sweep, when it is this thread's turn."""
         if os.getpid() != self._process:
             raise ClosedError(
                 f"the chain {self.manifest.name!r} was opened by the process that this one was forked from",
@@ -165,7 +244,7 @@ class Chain:
                 if self._unfinished:  # a run was interrupted, and then its recovery, too
                     self._recover()
                 with _memory_errors(self.manifest.name):
-                    return self._whole_sweep(arrays, observer)
+                    return work()
             except BaseException:
                 self._recover()
                 raise
@@ -173,12 +252,14 @@ class Chain:
                 self._runner = 0
                 if self._release_after_run:
                     self._release()
+                self._tell()
 
-    def _whole_sweep(self, arrays: dict[str, Array], observer: Observer | None) -> dict[str, Array]:
+    def _whole_sweep(self, wave: Sequence[dict[str, Array]], observer: Observer | None) -> list[dict[str, Array]]:
         self._unfinished = True
         first, self._next = self._next, self._next + len(self._blocks)
-        results = self._sweep(first, arrays, observer)
+        results = self._sweep(first, wave, observer)
         self._sweeps += 1
+        self._requests += len(wave)
         self._unfinished = False
         return results
 
@@ -188,39 +269,83 @@ class Chain:
             self._loader.abandon(self._next)
             self._unfinished = False
 
-    def _sweep(self, first: int, arrays: dict[str, Array], observer: Observer | None) -> dict[str, Array]:
-        live = {name: self._runtime.wrap(array) for name, array in arrays.items()}
-        results = {name: np.array(array) for name, array in arrays.items() if name in self._outputs}
+    def _sweep(self, first: int, wave: Sequence[dict[str, Array]], observer: Observer | None) -> list[dict[str, Array]]:
+        """All blocks in order, each for all requests of `wave`; block numbers begin with `first`."""
+        requests = self._begin(wave)
         for index, block in enumerate(self._blocks):
-            if self._closing:
-                raise ClosedError(f"the chain {self.manifest.name!r} was closed while it ran", remedy="open it again")
-            fresh = {v.name: _empty(v) for v in block.outputs if v.name in self._outputs and v.name in self._static}
-            into = {name: self._runtime.wrap(array) for name, array in fresh.items()}
-            self._stall_seconds += self._loader.wait_loaded(first + index)
-            begin = time.perf_counter()
-            produced = self._supply.engines[index].execute(live, into)
-            seconds = time.perf_counter() - begin
+            fresh = [self._fresh(block) for _ in requests]
+            self._await(first + index)
+            begin = self._execute_seconds
+            produced = [
+                self._execute(first + index, place, request, arrays)
+                for place, (request, arrays) in enumerate(zip(requests, fresh, strict=True))
+            ]
             self._loader.finish(first + index)
-            self._execute_seconds += seconds
-            live.update(produced)
-            if observer is not None:
-                observer(index, seconds, live)
-            results.update(fresh)
-            results.update(
-                {n: self._runtime.unwrap(t) for n, t in produced.items() if n in self._outputs and n not in fresh}
-            )
-            for name in self._drops[index]:
-                live.pop(name, None)
-        return {value.name: results[value.name] for value in self.manifest.outputs}
+            for request, arrays, tensors in zip(requests, fresh, produced, strict=True):
+                request.live.update(tensors)
+                if observer is not None:
+                    observer(index, self._execute_seconds - begin, request.live)
+                request.results.update(arrays)
+                request.results.update(
+                    {n: self._runtime.unwrap(t) for n, t in tensors.items() if n in self._outputs and n not in arrays}
+                )
+                for name in self._drops[index]:
+                    request.live.pop(name, None)
+        return [{value.name: one.results[value.name] for value in self.manifest.outputs} for one in requests]
+
+    def _begin(self, wave: Sequence[dict[str, Array]]) -> list[_Request]:
+        """The requests of `wave`, each but the first with buffers of its own, which are kept for the next wave."""
+        while len(self._buffers) < len(wave):
+            self._buffers.append(self._packing.buffers(self._runtime.wrap))
+        requests = []
+        for place, arrays in enumerate(wave):
+            live = {name: self._runtime.wrap(array) for name, array in arrays.items()}
+            results = {name: np.array(array) for name, array in arrays.items() if name in self._outputs}
+            requests.append(_Request(live, results, self._buffers[place] if place else None))
+        return requests
+
+    def _fresh(self, block: Block) -> dict[str, Array]:
+        """Arrays for those outputs of the model that `block` makes, where their shape is known."""
+        return {v.name: empty(v) for v in block.outputs if v.name in self._outputs and v.name in self._static}
+
+    def _await(self, g: int) -> None:
+        """Wait for the weights of block number `g`."""
+        stall = self._loader.wait_loaded(g)
+        self._stall_seconds += stall
+        if stall and self._trace is not None:
+            now = time.perf_counter()
+            sweep, block = divmod(g, len(self._blocks))
+            self._trace.add(Event("wait", block, sweep, now - stall, now, 0))
+
+    def _execute(self, g: int, place: int, request: _Request, fresh: Mapping[str, Array]) -> dict[str, Any]:
+        """Execute block number `g` for the request at `place` in the wave; `fresh` are arrays for some outputs."""
+        if self._closing:
+            raise ClosedError(f"the chain {self.manifest.name!r} was closed while it ran", remedy="open it again")
+        sweep, index = divmod(g, len(self._blocks))
+        into = {name: self._runtime.wrap(array) for name, array in fresh.items()}
+        if request.buffers is not None:
+            own = request.buffers.tensors
+            into.update({v.name: own[v.name] for v in self._blocks[index].outputs if v.name in own})
+        begin = time.perf_counter()
+        produced = self._supply.engines[index].execute(request.live, into)
+        end = time.perf_counter()
+        self._execute_seconds += end - begin
+        if self._trace is not None:
+            self._trace.add(Event("execute", index, sweep, begin, end, 0, place))
+        return produced
 
     def stats(self) -> dict[str, Any]:
         """What happened since open, in counts, seconds and bytes, and what the chain takes. A new dict each time."""
+        bytes_read, read_seconds = self._loader.bytes_read, self._loader.read_seconds
         return {
+            "requests": self._requests,
             "sweeps": self._sweeps,
-            "bytes_read": self._loader.bytes_read,
+            "bytes_read": bytes_read,
             "stall_seconds": self._stall_seconds,
             "execute_seconds": self._execute_seconds,
-            "read_seconds": self._loader.read_seconds,
+            "read_seconds": read_seconds,
+            "read_rate": bytes_read / read_seconds if read_seconds else 0.0,
+            "slow_reads": self._loader.slow_reads,
             "arena_bytes": self._supply.arena.size,
             "resident_bytes": self._supply.resident_bytes,
             "activation_bytes": self.footprint.activations,
@@ -241,7 +366,7 @@ class Chain:
         self._closing = True
         if os.getpid() != self._process:
             return
-        self._loader.stop()
+        self._loader.interrupt()
         if self._runner == threading.get_ident():
             self._release_after_run = True
             return
@@ -255,7 +380,7 @@ class Chain:
         self._closed = True
         self._finalizer.detach()
         self._supply.close()
-        self._activations = None
+        self._buffers.clear()
         gc.collect()
         self._runtime.close()
 
@@ -271,34 +396,42 @@ class Chain:
         """Say, once, that an input is larger than those at which memory was measured."""
         for name, shape in self.manifest.memory.shapes.items():
             array = arrays.get(name)
-            if self._oversize or array is None or all(a <= b for a, b in zip(array.shape, shape, strict=False)):
+            if "size" in self._notes or array is None or all(a <= b for a, b in zip(array.shape, shape, strict=False)):
                 continue
-            self._oversize.append(
+            self._note(
+                "size",
                 f"the input {name!r} of {format_shape(array.shape)} is larger than {format_shape(shape)}, at which "
-                f"memory was measured: the budget may be exceeded; build with --max-shape {name}:..."
+                f"memory was measured: the budget may be exceeded; build with --max-shape {name}:...",
             )
-            log.warning("chain %s: %s", self.manifest.name, self._oversize[0])
+
+    def _note(self, kind: str, words: str) -> None:
+        """Keep the first fallback of each `kind`, and say it."""
+        self._notes.setdefault(kind, words)
+        self._tell()
 
     def _fallbacks(self) -> list[str]:
-        return [*self._runtime.fallbacks, *self._supply.fallbacks, *self._oversize]
-
-    def _place_activations(self) -> tuple[Array, dict[str, Any]]:
-        """One buffer for all activations of known size, and the backend's tensors over it by name."""
-        last = {name: index for index, names in enumerate(self._drops) for name in names}
-        produced = [
-            (value, index)
-            for index, block in enumerate(self._blocks)
-            for value in block.outputs
-            if value.name in self._static and value.name not in self._outputs
+        recorded = [self._trace.note] if self._trace is not None and self._trace.note else []
+        return [
+            *self._runtime.fallbacks,
+            *self._supply.fallbacks,
+            *self._notes.values(),
+            *self._loader.fallbacks,
+            *recorded,
         ]
-        lifetimes = [Lifetime(_nbytes(v) or 0, index, last.get(v.name, index)) for v, index in produced]
-        offsets, size = pack(lifetimes)
-        memory = np.zeros(size, np.uint8)
-        buffers = {}
-        for (value, _), offset in zip(produced, offsets, strict=True):
-            array = memory[offset : offset + (_nbytes(value) or 0)].view(value.dtype).reshape(_shape(value))
-            buffers[value.name] = self._runtime.wrap(array)
-        return memory, buffers
+
+    def _tell(self) -> None:
+        """Say in the log what was not said yet."""
+        for fallback in self._fallbacks():
+            if fallback not in self._logged:
+                self._logged.add(fallback)
+                log.warning("chain %s: %s", self.manifest.name, fallback)
+
+    def _open_trace(self, trace: Trace) -> None:
+        try:
+            trace.open(self.manifest.name, [block.name for block in self._blocks], self._supply.arena.size)
+        except BaseException:
+            self.close()
+            raise
 
 
 def _close_behind(supply: Supply, turn: AbstractContextManager[Any], process: int) -> None:
@@ -334,39 +467,9 @@ def _require_fit(folder: Path, manifest: Manifest, runtime: Runtime) -> None:
         )  # fmt: skip
 
 
-def _static_outputs(inputs: Sequence[Value], blocks: Sequence[Block]) -> dict[str, Value]:
-    """Activations of known size by name. Where an input's size varies there are none: what a file declares of values
-    behind it need not hold for the next input."""
-    if any(_nbytes(value) is None for value in inputs):
-        return {}
-    return {value.name: value for block in blocks for value in block.outputs if _nbytes(value) is not None}
-
-
-def _last_uses(blocks: Sequence[Block]) -> list[list[str]]:
-    """For each block the names that nothing uses after it."""
-    last: dict[str, int] = {}
-    for index, block in enumerate(blocks):
-        last.update({value.name: index for value in (*block.outputs, *block.inputs)})
-    drops: list[list[str]] = [[] for _ in blocks]
-    for name, index in last.items():
-        drops[index].append(name)
-    return drops
-
-
-def _nbytes(value: Value) -> int | None:
-    """Bytes of a value whose shape is known and whose dtype numpy has; None for others."""
-    if value.shape is None or not all(isinstance(dim, int) for dim in value.shape):
-        return None
-    try:
-        dtype = np.dtype(value.dtype)
-    except TypeError:
-        return None
-    return math.prod(_shape(value)) * dtype.itemsize or None if dtype.isbuiltin == 1 else None
-
-
-def _shape(value: Value) -> tuple[int, ...]:
-    return tuple(dim for dim in value.shape or () if isinstance(dim, int))
-
-
-def _empty(value: Value) -> Array:
-    return np.empty(_shape(value), value.dtype)
+def _requests(feeds: Any) -> list[Mapping[str, Any]]:
+    """`feeds` as a list; UsageError if they are no sequence of requests."""
+    if isinstance(feeds, Sequence) and not isinstance(feeds, (str, bytes, bytearray, memoryview)):
+        return list(feeds)
+    remedy = "give a list of feeds, [{name: array, ...}, ...]; for one request there is run"
+    raise UsageError(f"the feeds of several requests are a list, not {type(feeds).__name__}", remedy=remedy)

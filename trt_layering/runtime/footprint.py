@@ -8,22 +8,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from trt_layering import backends
-from trt_layering.errors import BudgetError, MemoryLimitError
+from trt_layering.errors import BudgetError, MemoryLimitError, UsageError
+from trt_layering.runtime.activations import Packing
 from trt_layering.runtime.meter import available_bytes
 from trt_layering.store.manifest import PAGE, Chain, read_manifest, resolve
 from trt_layering.units import format_size
 
 _PACKED_PERCENT = 2
 """By how much prepacked weights are larger than they are in the store, rounded up."""
+USUAL_WAVE = 8
+_SET_ASIDE = 64
+"""One in so many bytes of the arena goes to the requests of a usual wave, where nobody said how large waves will be."""
 
 
 @dataclass(frozen=True)
 class Footprint:
     """Bytes by what they are for: `largest_block` in the arena, `activations` passed between blocks, `scratch` inside
     blocks, `engines` with the inference library's own state; `weights` an arena that holds all blocks, and `resident`
-    what it takes to keep everything, laid out as engines like it best."""
+    what it takes to keep everything, laid out as engines like it best. `request` is what each request of a wave takes
+    beside the first, and `wave` how many there must be room for; None: for some if it costs little."""
 
     largest_block: int
     activations: int
@@ -31,14 +37,18 @@ class Footprint:
     engines: int
     weights: int
     resident: int
+    request: int = 0
+    wave: int | None = None
 
     @classmethod
-    def of(cls, chain: Chain) -> Footprint:
-        """The footprint of a built chain in this process."""
+    def of(cls, chain: Chain, wave: int | None = None) -> Footprint:
+        """The footprint of a built chain in this process, opened for waves of `wave` requests. UsageError for a wave
+        that is none."""
         sizes = [chain.block_bytes(index) for index in range(len(chain.blocks))]
         memory, each = chain.memory, backends.engine_overhead(chain.backend.name)
         packed = chain.weights_bytes * (100 + _PACKED_PERCENT) // 100 if chain.optimised else sum(sizes)
         engines = memory.engines + each * len(chain.whole or chain.blocks)
+        packing = Packing.of(chain.inputs, chain.outputs, chain.blocks)
         needs = cls(
             largest_block=max(sizes, default=0),
             activations=memory.activations,
@@ -46,32 +56,41 @@ class Footprint:
             engines=memory.engines + each * len(chain.blocks),
             weights=sum(sizes),
             resident=packed + memory.activations + memory.scratch + engines,
+            request=max(memory.activations, packing.nbytes + packing.output_bytes),
+            wave=None if wave is None else checked_wave(wave),
         )
         return replace(needs, resident=max(needs.resident, needs.floor))
 
     @property
     def fixed(self) -> int:
-        """Bytes needed beside the arena."""
+        """Bytes needed beside the arena and the further requests of a wave."""
         return self.activations + self.scratch + self.engines
+
+    @property
+    def waves(self) -> int:
+        """Bytes that the further requests of a wave must have. Where all weights fit, requests run one by one."""
+        return min(((self.wave or 1) - 1) * self.request, self.weights - self.largest_block)
 
     @property
     def floor(self) -> int:
         """The smallest budget that can run."""
-        return self.fixed + self.largest_block
+        return self.fixed + self.waves + self.largest_block
 
     @property
     def parts(self) -> dict[str, int]:
         """What the floor is made of."""
-        return {
+        parts = {
             "largest_block": self.largest_block,
             "activations": self.activations,
             "scratch": self.scratch,
             "engines": self.engines,
         }
+        return parts if self.wave is None else {**parts, "waves": self.waves}
 
     def arena(self, budget: int, chain: Chain) -> int:
-        """Bytes of arena that `budget` leaves, a multiple of a page and at most all weights. BudgetError under the
-        floor, MemoryLimitError if the machine has less to give than the budget takes up."""
+        """Bytes of arena that `budget` leaves beside what must be and the requests of a wave, a multiple of a page and
+        at most all weights; never less for a larger budget. BudgetError under the floor, MemoryLimitError if the
+        machine has less to give than the budget takes up."""
         if budget < self.floor:
             raise BudgetError(
                 f"a budget of {format_size(budget)} is under the floor of {format_size(self.floor)}: "
@@ -88,7 +107,11 @@ class Footprint:
                 where=f"chain {chain.name!r}",
                 remedy=f"give it a smaller budget, from {format_size(self.floor)} up, or stop other programs",
             )
-        return min((budget - self.fixed) // PAGE * PAGE, self.weights)
+        room = budget - self.fixed
+        if room >= self.weights:
+            return self.weights
+        some = min((USUAL_WAVE - 1) * self.request, (room - self.largest_block) // _SET_ASIDE)
+        return (room - (some if self.wave is None else self.waves)) // PAGE * PAGE
 
     def _lever(self, chain: Chain) -> str:
         """What would lower the floor: the largest part says it."""
@@ -99,11 +122,23 @@ class Footprint:
             )
         if largest == "largest_block":
             return f"give at least {format_size(self.floor)}, or build with a smaller --block-size"
+        if largest == "waves":
+            return f"give at least {format_size(self.floor)}, or open it for smaller waves"
         if largest == "engines":
             return f"give at least {format_size(self.floor)}, or build with a larger --block-size, for fewer engines"
         return f"give at least {format_size(self.floor)}, or build for smaller inputs with --shape"
 
 
-def footprint(name: str, *, repository: str | Path = "engines", version: int | None = None) -> Footprint:
-    """The footprint of the newest finished version (or `version`) of chain `name`. Raises StoreError and its kinds."""
-    return Footprint.of(read_manifest(resolve(Path(repository), name, version)))
+def checked_wave(wave: Any) -> int:
+    """`wave`, if so many requests can make a wave; UsageError if not."""
+    if isinstance(wave, bool) or not isinstance(wave, int) or wave < 1:
+        raise UsageError(f"a wave is 1 request or more, not {wave!r}", remedy=f"try {USUAL_WAVE}")
+    return wave
+
+
+def footprint(
+    name: str, *, repository: str | Path = "engines", version: int | None = None, wave: int | None = None
+) -> Footprint:
+    """The footprint of the newest finished version (or `version`) of chain `name`, opened for waves of `wave` requests.
+    Raises StoreError and its kinds, and UsageError for a wave that is none."""
+    return Footprint.of(read_manifest(resolve(Path(repository), name, version)), wave)

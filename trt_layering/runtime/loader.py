@@ -3,9 +3,9 @@
 May import the store and the schedule. Whatever goes wrong in its threads reaches the executor as one of our errors,
 from `Loader.wait_loaded`.
 
-Loader and executor share a few fields under one condition. The executor publishes how many blocks it has `finished`;
-the loader publishes which block numbers have been `loaded`. Block numbers g count on over sweeps, see
-`schedule.residency`.
+Loader and executor share a few fields under one lock. The executor publishes how many blocks it has `finished`, which
+wakes the loader; the loader publishes which block numbers have been `loaded`, which wakes the executor. Block numbers g
+count on over sweeps, see `schedule.residency`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 from trt_layering.errors import ClosedError, LayeringError, ReadError, UsageError
 from trt_layering.runtime.arena import Arena
+from trt_layering.runtime.pace import Pace, usual_seconds
+from trt_layering.runtime.trace import ReadEvent, Trace
 from trt_layering.schedule.residency import Read, Schedule
-from trt_layering.store.manifest import Extent
+from trt_layering.store.manifest import UNMEASURED, Extent, Profile
 from trt_layering.store.reader import WeightFile, verify_extent
 from trt_layering.units import parse_size
 
@@ -74,8 +76,9 @@ class _Task(NamedTuple):
 class Loader:
     """Brings blocks into `arena` as `schedule` says, in its order, several reads under way at once.
 
-    `extents` are all those of the chain, by index. The loader owns its threads from `start` to `stop`; it borrows
-    `arena` and `file`, which must stay open until `stop` has returned.
+    `extents` are all those of the chain, by index, and `profile` says how long they usually take. The loader owns its
+    threads from `start` to `stop`; it borrows `arena` and `file`, which must stay open until `stop` has returned, and
+    `trace`, to which it adds its reads. `clock` is replaced by tests.
     """
 
     def __init__(
@@ -85,11 +88,19 @@ class Loader:
         arena: Arena,
         file: WeightFile,
         options: LoaderOptions,
+        *,
+        profile: Profile = UNMEASURED,
+        trace: Trace | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._schedule, self._extents, self._arena, self._file = schedule, extents, arena, file
         self._verify = options.verify
         self._count = len(schedule.reads)
-        self._condition = threading.Condition()
+        self._trace, self._clock = trace, clock
+        self._usual = usual_seconds(extents, profile)
+        self._lock = threading.RLock()  # a signal handler may come while its thread holds it
+        self._arrived = threading.Condition(self._lock)
+        self._may_read = threading.Condition(self._lock)
         self._finished = 0
         self._loaded = [-1] * self._count
         self._settled = {block for block, reads in enumerate(schedule.reads) if not reads}
@@ -103,11 +114,10 @@ class Loader:
         self._stopping = False
         self._error: LayeringError | None = None
         self._checked: set[int] = set()
-        self._busy_since = 0.0
+        self._pace = Pace()
         self.bytes_read = 0
-        self.read_seconds = 0.0
         self._threads = [
-            threading.Thread(target=self._work, name=f"trt-layering-loader-{n}", daemon=True)
+            threading.Thread(target=self._work, args=[n], name=f"trt-layering-loader-{n}", daemon=True)
             for n in range(options.threads)
         ]
 
@@ -116,11 +126,32 @@ class Loader:
         for thread in self._threads if any(self._schedule.reads) else ():
             thread.start()
 
+    @property
+    def read_seconds(self) -> float:
+        """Seconds in which at least one read was under way."""
+        with self._lock:
+            return self._pace.seconds(self._clock())
+
+    @property
+    def slow_reads(self) -> int:
+        """How many stretches of reading, of 64 MiB or half a second, went at less than half the profile's rate."""
+        return self._pace.slow
+
+    @property
+    def fallbacks(self) -> list[str]:
+        """In words, the first time that the drive was slow, if it was."""
+        return [str(self._pace.first_slow)] if self._pace.first_slow else []
+
+    def interrupt(self) -> None:
+        """Give whoever waits for a block ClosedError, and let each thread end after its read. Does not wait."""
+        with self._lock:
+            self._stopping = True
+            self._arrived.notify_all()
+            self._may_read.notify_all()
+
     def stop(self) -> None:
         """End all threads and wait for them; whoever waits for a block gets ClosedError."""
-        with self._condition:
-            self._stopping = True
-            self._condition.notify_all()
+        self.interrupt()
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
@@ -134,22 +165,22 @@ class Loader:
 
         Raises the error that a loader thread met before it had loaded the block, or ClosedError after `stop`.
         """
-        with self._condition:
+        with self._lock:
             if self._is_loaded(g) and not self._stopping:
                 return 0.0
-            begin = time.perf_counter()
-            self._condition.wait_for(lambda: self._is_loaded(g) or self._has_failed() or self._stopping)
+            begin = self._clock()
+            self._arrived.wait_for(lambda: self._is_loaded(g) or self._has_failed() or self._stopping)
             if self._stopping:
                 raise ClosedError("the chain was closed while it ran", remedy="open it again")
             if self._error is not None and not self._is_loaded(g):
                 raise self._error.with_traceback(None)  # else it would hold the frames of all runs it ever ended
-            return time.perf_counter() - begin
+            return self._clock() - begin
 
     def finish(self, g: int) -> None:
         """Say that block number `g` has executed: from now on its bytes may be overwritten."""
-        with self._condition:
+        with self._lock:
             self._finished = g + 1
-            self._condition.notify_all()
+            self._may_read.notify()
 
     def abandon(self, g: int) -> None:
         """Give up all blocks before number `g`, with which the next sweep begins, and read on from there once the reads
@@ -157,7 +188,7 @@ class Loader:
 
         A ReadError is forgotten, so that the next sweep tries again; any other error stays.
         """
-        with self._condition:
+        with self._lock:
             self._resume_at = g
             if self._under_way == 0:
                 self._resume(g)
@@ -175,7 +206,8 @@ class Loader:
         self._loaded = [min(loaded, resume - 1) for loaded in self._loaded]
         if isinstance(self._error, ReadError):
             self._error = None
-        self._condition.notify_all()
+        self._may_read.notify_all()
+        self._arrived.notify_all()  # an error that stays is now told
 
     def _has_failed(self) -> bool:
         return self._error is not None and self._resume_at is None
@@ -183,26 +215,30 @@ class Loader:
     def _is_loaded(self, g: int) -> bool:
         return g % self._count in self._settled or self._loaded[g % self._count] >= g
 
-    def _work(self) -> None:
+    def _work(self, thread: int) -> None:
         while (task := self._next()) is not None:
             try:
-                self._carry_out(task)
+                self._carry_out(task, thread)
             except LayeringError as error:
                 self._fail(error)
             except Exception as error:
                 self._fail(LayeringError(f"the loader failed: {error!r}", remedy="report this as a fault"))
 
     def _next(self) -> _Task | None:
-        """The next read, once it may begin; None when the loader stops."""
-        with self._condition:
+        """The next read, once it may begin; None when the loader stops. A thread that got one wakes another if the read
+        after it may begin, too."""
+        with self._lock:
             while not self._stopping:
                 task = self._head()
                 if task is not None and self._may_begin(task):
-                    if self._under_way == 0:
-                        self._busy_since = time.perf_counter()
                     self._under_way += 1
-                    return self._queue.popleft()
-                self._condition.wait()
+                    self._queue.popleft()
+                    following = self._head()
+                    if following is not None and self._may_begin(following):
+                        self._may_read.notify()
+                    self._pace.begin(self._clock())
+                    return task
+                self._may_read.wait()
             return None
 
     def _may_begin(self, task: _Task) -> bool:
@@ -222,21 +258,44 @@ class Loader:
             self._cursor += 1
         return self._queue[0] if self._queue else None
 
-    def _carry_out(self, task: _Task) -> None:
-        read = task.read
-        self._file.read_into(
-            self._arena.view(read.target, read.length), self._extents[read.extent].offset + read.offset
-        )
-        with self._condition:
-            self.bytes_read += read.length
-            self._missing[task.g] -= 1
-            complete = self._missing[task.g] == 0
+    def _carry_out(self, task: _Task, thread: int) -> None:
+        read, begin, arrived = task.read, self._clock(), 0
+        try:
+            self._file.read_into(
+                self._arena.view(read.target, read.length), self._extents[read.extent].offset + read.offset
+            )
+            arrived = read.length
+        finally:
+            complete = self._count_in(task, thread, begin, arrived)
         if complete:
             self._check(task.g % self._count)
-        with self._condition:
+        with self._lock:
             if complete:
                 self._publish(task.g)
             self._leave()
+
+    def _count_in(self, task: _Task, thread: int, begin: float, arrived: int) -> bool:
+        """Note that a read has ended, which began at `begin` and brought `arrived` bytes; whether it completes its
+        block."""
+        read = task.read
+        with self._lock:
+            now = self._clock()
+            slow = self._pace.end(now, arrived, self._usual[read.extent] * arrived)
+            self.bytes_read += arrived
+            if arrived:
+                self._missing[task.g] -= 1
+            complete = bool(arrived) and self._missing[task.g] == 0
+            if self._trace is not None:
+                sweep, block = divmod(task.g, self._count)
+                self._trace.add(
+                    ReadEvent(
+                        "read", block, sweep, begin, now, arrived, extent=read.extent, offset=read.offset,
+                        target=read.target, length=read.length, thread=thread, completes=complete,
+                    )
+                )  # fmt: skip
+                if slow is not None:
+                    self._trace.add_slowdown(slow)
+        return complete
 
     def _publish(self, g: int) -> None:
         block = g % self._count
@@ -245,19 +304,18 @@ class Loader:
         self._kept.add(block)
         if all(read.once for read in self._schedule.reads[block]):
             self._settled.add(block)
+        self._arrived.notify_all()
 
     def _leave(self) -> None:
         self._under_way -= 1
-        if self._under_way == 0:
-            self.read_seconds += time.perf_counter() - self._busy_since
-            if self._resume_at is not None:
-                self._resume(self._resume_at)
-        self._condition.notify_all()
+        if self._under_way == 0 and self._resume_at is not None:
+            self._resume(self._resume_at)
 
     def _fail(self, error: LayeringError) -> None:
-        with self._condition:
+        with self._lock:
             if self._error is None:
                 self._error = error
+            self._arrived.notify_all()
             self._leave()
 
     def _check(self, block: int) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from trt_layering.backends.base import Engine, Runtime
 from trt_layering.runtime.arena import Arena
 from trt_layering.runtime.loader import Loader, LoaderOptions
+from trt_layering.runtime.trace import Trace
 from trt_layering.schedule.residency import Schedule, lay_out
 from trt_layering.store.manifest import PAGE, WEIGHTS_FILE, Block, Chain
 from trt_layering.store.reader import WeightFile, verify_extent
@@ -60,14 +61,15 @@ def stream(
     buffers: Mapping[str, Any],
     options: LoaderOptions,
     arena_bytes: int,
+    trace: Trace | None,
 ) -> Supply:
-    """Engines over an arena of at most `arena_bytes`, through which the weights pass."""
+    """Engines over an arena of at most `arena_bytes`, through which the weights pass; `trace` gets the reads."""
     blocks = [[(e, chain.extents[e].length) for e in block.extents] for block in chain.blocks]
     execute = chain.profile.execute_seconds or (0.0,) * len(blocks)  # a chain need not have been timed
     rate = chain.profile.read_rate or _USUAL_RATE
     schedule = lay_out(blocks, arena_bytes, options.read_bytes, execute[: len(blocks)], rate)
     arena, file = _open_memory_and_file(folder, schedule.arena_bytes, options)
-    loader = Loader(schedule, chain.extents, arena, file, options)
+    loader = Loader(schedule, chain.extents, arena, file, options, profile=chain.profile, trace=trace)
     supply = Supply([], loader, arena, file, schedule.mode, schedule.resident_bytes)
     try:
         if schedule.arena_bytes:

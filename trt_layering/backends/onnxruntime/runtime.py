@@ -14,7 +14,7 @@ import ctypes
 import gc
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -245,18 +245,29 @@ class OnnxRuntimeEngine:
         self._takes_text = any(value.dtype == "string" for value in block.inputs)
         self._buffers = {name: buffers[name] for name in (*self._inputs, *self._outputs) if name in buffers}
         self._binding = session.io_binding()
-        self._loose = [name for name in self._inputs if name not in buffers]
-        self._bind_inputs({} if self._loose else self._buffers)
+        self._bound: dict[str, ort.OrtValue] = {}  # of those names that have buffers
+        self._loose = any(name not in buffers for name in self._inputs)
+        if not self._loose:
+            self._bind_inputs(self._buffers)
         self._bind_outputs(self._buffers)
 
     def _bind_inputs(self, tensors: Mapping[str, ort.OrtValue]) -> None:
-        for name in self._inputs if tensors else ():
-            self._binding.bind_ortvalue_input(name, tensors[name])
+        for name in self._inputs:
+            if self._bound.get(name) is not tensors[name]:
+                self._bind(self._binding.bind_ortvalue_input, name, tensors[name])
 
     def _bind_outputs(self, tensors: Mapping[str, ort.OrtValue]) -> None:
         for name in self._outputs:
-            if name in tensors:
-                self._binding.bind_ortvalue_output(name, tensors[name])
+            if name in tensors and self._bound.get(name) is not tensors[name]:
+                self._bind(self._binding.bind_ortvalue_output, name, tensors[name])
+
+    def _bind(self, bind: Callable[[str, ort.OrtValue], None], name: str, tensor: ort.OrtValue) -> None:
+        """What is remembered as bound is so, even where a signal ends this in the middle. Tensors of one sweep are not
+        remembered, which would keep their memory."""
+        self._bound.pop(name, None)
+        bind(name, tensor)
+        if name in self._buffers:
+            self._bound[name] = tensor
 
     def execute(self, live: Mapping[str, ort.OrtValue], into: Mapping[str, ort.OrtValue]) -> dict[str, ort.OrtValue]:
         """Execute the block; see `backends.base.Engine`."""
@@ -275,13 +286,12 @@ class OnnxRuntimeEngine:
         self, session: ort.InferenceSession, live: Mapping[str, ort.OrtValue], placed: Mapping[str, ort.OrtValue]
     ) -> dict[str, ort.OrtValue]:
         """All outputs go to the tensors that `placed` names."""
-        if self._loose:
-            self._bind_inputs({name: live[name] for name in self._inputs})
-        for name in self._outputs:
-            if name not in self._buffers:
-                self._binding.bind_ortvalue_output(name, placed[name])
+        self._bind_inputs(live)
+        self._bind_outputs(placed)
         session.run_with_iobinding(self._binding)
         if self._loose:
+            for name in self._inputs:
+                self._bound.pop(name, None)
             self._binding.clear_binding_inputs()  # a binding would keep its tensors until the next sweep
         return {name: placed[name] for name in self._outputs}
 
@@ -305,6 +315,7 @@ class OnnxRuntimeEngine:
         """Drop the session and everything it refers to."""
         self._session = None
         self._binding = None
+        self._bound = {}
         self._weights = {}
         self._buffers = {}
 
