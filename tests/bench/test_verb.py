@@ -16,19 +16,20 @@ from tests.bench.test_figures import assert_picture
 from trt_layering import building, cli
 from trt_layering.bench import command
 from trt_layering.errors import LayeringError
+from trt_layering.runtime.footprint import footprint
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return chains.saved(chains.layers(6, width=256), tmp_path_factory.mktemp("bench") / "layers.onnx")
+    return chains.saved(chains.layers(16, width=256), tmp_path_factory.mktemp("bench") / "layers.onnx")
 
 
 @pytest.fixture(scope="module")
 def repository(model: Path) -> Path:
-    """Where the chain "layers" of six blocks of 256 KiB is built."""
+    """Where the chain "layers" of eight blocks of 512 KiB is built."""
     folder = model.parent / "engines"
     with chains.in_this_process():
-        building.build(model, name="layers", repository=folder, block_size="256KiB", shapes={"x": (3, 256)})
+        building.build(model, name="layers", repository=folder, block_size="512KiB", shapes={"x": (3, 256)})
     return folder
 
 
@@ -43,18 +44,20 @@ def as_json(capfd: pytest.CaptureFixture[str], *words: object) -> tuple[int, dic
 def test_a_small_chain_at_two_budgets(
     capfd: pytest.CaptureFixture[str], model: Path, repository: Path, tmp_path: Path
 ) -> None:
+    floor = footprint("layers", repository=repository).floor
     status, told = as_json(
-        capfd, "layers", "--repository", repository, "--onnx", model, "--budgets", "3MiB,64MiB", "--iterations", 3,
-        "--rounds", 1, "--against", "double,memory", "--output", tmp_path / "new" / "folder",
+        capfd, "layers", "--repository", repository, "--onnx", model, "--budgets", f"{floor},64MiB", "--iterations", 3,
+        "--rounds", 1, "--against", "resident,memory", "--output", tmp_path / "new" / "folder",
         "--plot", tmp_path / "curve.svg",
     )  # fmt: skip
     assert (status, told.get("error")) == (0, None)
     assert told == json.loads((tmp_path / "new" / "folder" / "bench.json").read_text())
     by = {(point["subject"], point["budget_bytes"]): point for point in told["points"]}
-    assert set(by) == {(n, b << 20) for n in ("chain", "double") for b in (3, 64)} | {("memory", None)}
+    assert set(by) == {("chain", floor), ("chain", 64 << 20), ("memory", None), ("resident", None)}
     for point in told["points"]:
         assert 0 < point["min_ms"] <= point["median_ms"] <= point["p99_ms"]
         assert point["ratio"] > 0
+    assert by["chain", floor]["bytes_read_per_inference"] == pytest.approx(4 << 20, rel=0.5)
     assert by["chain", 64 << 20]["bytes_read_per_inference"] == 0
     for path in (*(tmp_path / "new" / "folder").glob("*.[sp]*g"), tmp_path / "curve.svg"):
         assert_picture(path)

@@ -28,6 +28,7 @@ _STYLE: dict[Any, Any] = {
 }  # fmt: skip
 _INK, _FAINT = "#1b1b1b", "#777777"
 _LOGARITHMIC_FROM = 6.0
+_DECADES = 20.0
 _SAME_MEMORY = 1.06  # takes the same at every budget: a point, no line
 _TICK_GAP = 0.078  # of the axes' width
 _LABEL_GAP = 0.062  # of the axes' height
@@ -83,9 +84,9 @@ def _figure(path: Path, width: float, height: float) -> Iterator[Figure]:
             raise LayeringError(what, where=str(path), remedy="free some disk space, or name another file") from error
 
 
-def draw_curve(result: Mapping[str, Any], path: Path) -> Path:
+def draw_curve(result: Mapping[str, Any], path: Path, title: str | None = None) -> Path:
     """Latency over memory: a line for each subject that was measured at several budgets, a point for the others.
-    `path` ends in .svg or .png; it is returned."""
+    `path` ends in .svg or .png; it is returned. `title` replaces the plain one."""
     with _figure(path, 9.2, 5.6) as figure:
         axes = figure.add_axes((0.085, 0.125, 0.70, 0.665))
         ends = [_line(axes, name, _points(result, name)) for name in _LOOKS if _points(result, name)]
@@ -94,7 +95,7 @@ def draw_curve(result: Mapping[str, Any], path: Path) -> Path:
         _label_ends(axes, ends)
         axes.set_xlabel("memory of the process beside its imported libraries, MiB (highest from opening on)")
         axes.set_ylabel("latency of one inference, ms")
-        figure.text(0.02, 0.945, f"{result['name']}: latency by memory", weight="bold", size=14.5, color=_INK)
+        figure.text(0.02, 0.945, title or f"{result['name']}: latency by memory", weight="bold", size=14.5, color=_INK)
         runs = max((point["samples"] for point in _points(result, "chain")), default=0)
         words = f"line: median of {runs} runs; band: up to the 99th percentile; {_machine(result)}"
         figure.text(0.02, 0.905, words, size=9.5, color=_FAINT)
@@ -174,8 +175,9 @@ def _scale(axes: Axes, result: Mapping[str, Any]) -> None:
 
 
 def _round_numbers(low: float, high: float) -> list[float]:
-    """1, 2, 5, 10, … between `low` and `high`."""
-    numbers = [step * 10.0**power for power in range(-3, 7) for step in (1, 2, 5)]
+    """1, 2, 5, 10, … between `low` and `high`, more of them where these are close."""
+    steps = (1, 2, 5) if high > _DECADES * low else (1, 1.5, 2, 3, 4, 5, 7)
+    numbers = [step * 10.0**power for power in range(-3, 7) for step in steps]
     return [number for number in numbers if low <= number <= high]
 
 
@@ -198,7 +200,7 @@ def _label_ends(axes: Axes, ends: Sequence[tuple[_Look, float, float]]) -> None:
         axes.annotate(
             look.label, (x, y), (1.025, height), xycoords="axes fraction", textcoords="axes fraction", va="center",
             color=_darker(look.colour), size=10.5, weight="bold" if look.width > 2 else "normal", annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": look.colour, "lw": 0.8, "ls": ":", "shrinkA": 2, "shrinkB": 6},
+            arrowprops={"arrowstyle": "-", "color": look.colour, "lw": 0.8, "ls": ":", "relpos": (0.0, 0.5), "shrinkA": 2, "shrinkB": 6},
         )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -60,7 +61,7 @@ def point(subject: str, budget: int | None, samples: Samples, weights: int, base
         "peak_bytes": samples.peak_bytes, "running_bytes": samples.running_bytes,
         **reductions("peak", samples.peak_bytes, weights),
         "weights_in_memory_bytes": samples.weights_in_memory_bytes,
-        **reductions("weights", samples.weights_in_memory_bytes, weights),
+        **reductions("weights", samples.weights_in_memory_bytes, weights), "fallbacks": samples.fallbacks,
     }  # fmt: skip
 
 
@@ -82,8 +83,18 @@ def table(result: Mapping[str, Any]) -> list[str]:
         *lines,
         f"memory: the process's highest beside its imported libraries; weights once: {weights}; twice: as where host",
         f"and device have a copy each; in ratio to: {against}",
-        *(f"note: {note}" for note in result["notes"]),
+        *(f"note: {note}" for note in [*result["notes"], *_fallbacks(points)]),
     ]
+
+
+def _fallbacks(points: Sequence[Point]) -> list[str]:
+    """What the subjects could not have as asked; once for each of them what differs in numbers only."""
+    kinds: dict[tuple[str, str], str] = {}
+    for one in points:
+        for words in one["fallbacks"]:
+            label = SUBJECTS[one["subject"]].label
+            kinds.setdefault((label, re.sub(r"[\d.]+", "", words)), f"{label}: {words}")
+    return list(kinds.values())
 
 
 def _row(one: Point) -> tuple[str, ...]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -215,8 +214,7 @@ class _Sweep:
         """Resident bytes of a process with these modules imported; a chain's are alike, and so are a session's."""
         key = subject.name in subjects.MODES
         if key not in self._libraries:
-            task = {"modules": list(modules)}
-            self._libraries[key] = int(statistics.median(self._call(subjects.imported, task) for _ in range(3)))
+            self._libraries[key] = int(self._call(subjects.imported, {"modules": list(modules)}))
         return self._libraries[key]
 
     def _measure(self, budget: int, opened: list[_Open], whole: Mapping[str, Samples]) -> None:
@@ -246,7 +244,6 @@ class _Sweep:
         if not one.budget:
             whole[one.subject.name].peak_bytes = one.samples.peak_bytes
             whole[one.subject.name].add(turn, one.libraries)
-        self._notes += [f"{one.subject.label}: {words}" for words in turn["fallbacks"]]
         self._turns += 1
         total = len(request.budgets) * request.rounds * len(self._against)
         self._progress("measuring", min(self._turns, total), total)
