@@ -157,21 +157,24 @@ def _scale(axes: Axes, result: Mapping[str, Any]) -> None:
     axes.grid(color="#e4e4e4", lw=0.8)
     axes.set_axisbelow(True)
     weights = result["weights_bytes"] / _MIB
-    low, high = axes.get_xlim()
-    across = axes.transData + axes.transAxes.inverted()
-    shares: list[int] = []
-    for share in (5, 10, 25, 50, 75, 100, 150, 200, 300):
-        left, here = (
-            float(across.transform((part / 100 * weights, 1))[0]) for part in ([0, *shares][-1] or 1e-9, share)
-        )
-        if low < share / 100 * weights < high and here - left > _TICK_GAP:
-            shares.append(share)
+    shares = _shares(axes, weights)
     top = axes.secondary_xaxis("top")
     top.xaxis.set_major_locator(FixedLocator([share / 100 * weights for share in shares]))
     top.xaxis.set_minor_locator(NullLocator())
     top.set_xticklabels([f"{share} %" for share in shares])
     top.tick_params(labelsize=9.5, colors=_FAINT)
     top.set_xlabel(f"of one copy of the weights ({format_size(result['weights_bytes'])})", size=9.5, color=_FAINT)
+
+
+def _shares(axes: Axes, weights: float) -> list[int]:
+    """Percentages of `weights` MiB that lie on the axis and leave each other room, the most telling ones first."""
+    across = axes.transData + axes.transAxes.inverted()
+    places: dict[int, float] = {}
+    for share in (100, 50, 25, 10, 200, 5, 75, 150, 300):
+        here = float(across.transform((share / 100 * weights, 1.0))[0])
+        if 0.0 < here < 1.0 and all(abs(here - place) > _TICK_GAP for place in places.values()):
+            places[share] = here
+    return list(places)
 
 
 def _round_numbers(low: float, high: float) -> list[float]:
@@ -200,7 +203,7 @@ def _label_ends(axes: Axes, ends: Sequence[tuple[_Look, float, float]]) -> None:
         axes.annotate(
             look.label, (x, y), (1.025, height), xycoords="axes fraction", textcoords="axes fraction", va="center",
             color=_darker(look.colour), size=10.5, weight="bold" if look.width > 2 else "normal", annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": look.colour, "lw": 0.8, "ls": ":", "relpos": (0.0, 0.5), "shrinkA": 2, "shrinkB": 6},
+            arrowprops={"arrowstyle": "-", "color": look.colour, "lw": 0.8, "ls": ":", "relpos": (0.0, 0.5)},
         )  # fmt: skip
 
 
