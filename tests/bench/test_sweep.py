@@ -156,7 +156,7 @@ def test_what_does_not_fit_the_machine_is_a_finding(bench: Bench, error: Excepti
     assert result["baseline"] == "resident"
     told = "\n".join(result["notes"])
     assert "ONNX Runtime in memory did not run: " in told
-    assert "model mapped did not run with a budget of 80.0 MiB: " in told
+    assert "model mapped at 80.0 MiB did not run: " in told
 
 
 def test_the_chain_itself_may_not_die(bench: Bench) -> None:

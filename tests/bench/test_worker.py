@@ -64,8 +64,9 @@ def test_our_errors_come_back(task: dict[str, Any], tmp_path: Path) -> None:
 
 def test_a_process_that_is_ended_is_told_in_words(worker: Worker, tmp_path: Path) -> None:
     os.kill(worker._process.pid, signal.SIGKILL)
-    with pytest.raises(EndedError, match="ran the model was ended by signal 9: it said nothing") as caught:
+    with pytest.raises(EndedError, match="its process was ended by signal 9: it said nothing") as caught:
         worker.ask(turn(tmp_path))
+    assert caught.value.where == "the model"
     assert "memory ran out" in caught.value.remedy
 
 

@@ -253,8 +253,8 @@ class _Sweep:
         """Note that a subject did not survive; raises `error` where it should have."""
         if not subject.may_fail:
             raise error
-        where = f" with a budget of {format_size(budget)}" if budget else ""
-        self._notes.append(f"{subject.label} did not run{where}: {error.what}")
+        where = f" at {format_size(budget)}" if budget else ""
+        self._notes.append(f"{subject.label}{where} did not run: {error.what}")
 
     def _leave_out(self, subject: Subject, why: str) -> None:
         self._against.remove(subject.name)

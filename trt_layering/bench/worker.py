@@ -96,8 +96,8 @@ class Worker:
         self._said.seek(max(0, self._said.tell() - _TAIL))
         last = self._said.read().decode(errors="replace").strip().splitlines()[-1:]
         return EndedError(
-            f"the process that ran {self._label} {how}: {''.join(last) or 'it said nothing'}",
-            where="bench",
+            f"its process {how}: {''.join(last) or 'it said nothing'}",
+            where=self._label,
             remedy="signal 9 mostly means that memory ran out: stop other programs, or leave this subject out",
         )
 
