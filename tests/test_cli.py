@@ -135,6 +135,27 @@ class TestVerbs:
         assert status == 0
         assert told["stats"]["budget_bytes"] == floor
 
+    def test_run_in_waves(self, capfd, repository):
+        """Each request has inputs of its own; what is told of outputs is the last one's."""
+        status, told = as_json(capfd, *run_words(repository, "--wave", 3, "--iterations", 5, "--seed", 5))
+        assert (status, told["wave"], told["iterations"], told["stats"]["requests"]) == (0, 3, 5, 5)
+        assert told["requests_per_second"] > 0
+        assert told["outputs"] == as_json(capfd, *run_words(repository, "--seed", 9))[1]["outputs"]
+        assert as_json(capfd, *run_words(repository, "--wave", 3))[1]["iterations"] == 3
+        assert cli.main([*map(str, run_words(repository, "--wave", 2, "--iterations", 4))]) == 0
+        out = capfd.readouterr().out
+        assert "later waves, median, for each request" in out
+        assert "requests per second" in out
+
+    def test_run_with_a_trace(self, capfd, repository, tmp_path, monkeypatch):
+        monkeypatch.setattr("trt_layering.backends.engine_overhead", lambda name: 0)  # or keeping all would take less
+        floor = as_json(capfd, "inspect", "four-layers", "--repository", repository)[1]["floor_bytes"]
+        words = ("--budget", floor, "--trace", tmp_path / "t.json", "--iterations", 2)
+        assert as_json(capfd, *run_words(repository, *words))[0] == 0
+        events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+        assert [event["cat"] for event in events if event["ph"] == "X"].count("execute") == 8
+        assert {event["ph"] for event in events} == set("MXsfC")
+
     def test_verify(self, capfd, repository, model):
         words = ("verify", "four-layers", "--repository", repository, "--onnx", model)
         status, told = as_json(capfd, *words)
@@ -272,6 +293,13 @@ class TestMistakes:
             (["run", "four-layers", "--name", "x"], 2, "--name"),
             (["run", "four-layers", "--iterations", "0"], 2, "--iterations"),
             (["run", "four-layers", "--iterations", "many"], 2, "--iterations"),
+            (["run", "four-layers", "--wave", "0"], 2, "--wave"),
+            (["run", "four-layers", "--wave", "-8"], 2, "--wave"),
+            (["run", "four-layers", "--wave", "1.5"], 2, "--wave"),
+            (["run", "four-layers", "--wave", "8", "--iterations", "0"], 2, "--iterations"),
+            (["run", "four-layers", "--wave", "8", "--budget", "4KiB"], 3, "waves"),
+            (["run", "four-layers", "--trace", "none/t.json"], 2, "no folder"),
+            (["run", "four-layers", "--trace", "."], 2, "no plain file"),
             (["run", "four-layers", "--std", "0"], 2, "--std"),
             (["run", "four-layers", "--mean", "a"], 2, "--mean"),
             (["run", "four-layers", "--loader-threads", "0"], 2, "threads"),

@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ import numpy as np
 import trt_layering as tl
 from trt_layering.inputs import seeded
 from trt_layering.runtime import meter, supply
+from trt_layering.store.manifest import read_manifest, resolve
 from trt_layering.store.reader import WeightFile
 
 MIB = 1 << 20
@@ -87,6 +89,23 @@ def peak(repository: str, name: str, mode: str, extra: int, runs: int) -> tuple[
         for seed in range(runs):
             chain.run(seeded(chain.inputs, {}, seed))
     return meter.peak_rss_bytes() - base, budget
+
+
+def peak_of_waves(repository: str, name: str, room: int, asked: int) -> tuple[int, int, int]:
+    """For waves of `asked` at the floor of a chain with room for `room`: how far the peak lies above what the process
+    had when it had imported everything and made its feeds, the budget, and how many requests a wave had."""
+    import trt_layering.backends.onnxruntime.runtime  # noqa: F401
+
+    tl.share_thread_pool()
+    budget = tl.footprint(name, repository=repository, wave=room).floor
+    inputs = read_manifest(resolve(Path(repository), name)).inputs
+    feeds = [seeded(inputs, {}, seed) for seed in range(asked)]
+    base = meter.current_rss_bytes()
+    with tl.open_chain(name, repository=repository, budget=budget, wave=room) as chain:
+        for _ in range(2):
+            chain.run_many(feeds, wave=asked)
+        stats = chain.stats()
+    return meter.peak_rss_bytes() - base, budget, stats["requests"] // stats["sweeps"]
 
 
 def leak(repository: str, name: str, mode: str, rows: list[int], runs: int, cycles: int) -> dict[str, list[int]]:

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -20,8 +21,9 @@ from tests.runtime.drives import PATIENCE, Faulty, Hanging, Shuffling, failure
 from trt_layering.errors import ClosedError, CorruptError, LayeringError, ReadError, UsageError
 from trt_layering.runtime.arena import Arena
 from trt_layering.runtime.loader import Loader, LoaderOptions
+from trt_layering.runtime.trace import Trace
 from trt_layering.schedule.residency import Read, Schedule, floor, lay_out
-from trt_layering.store.manifest import PAGE, WEIGHTS_FILE, Extent
+from trt_layering.store.manifest import PAGE, UNMEASURED, WEIGHTS_FILE, Extent
 from trt_layering.store.reader import WeightFile
 from trt_layering.store.writer import StoreWriter
 
@@ -67,12 +69,19 @@ class Machine:
     """A loader and what it works on. `execute(g)` is what the chain does: wait, use the bytes, say so."""
 
     def __init__(
-        self, store: Store, blocks: Blocks, schedule: Schedule, preadv: Any, options: LoaderOptions, path: Path | None
+        self,
+        store: Store,
+        blocks: Blocks,
+        schedule: Schedule,
+        preadv: Any,
+        options: LoaderOptions,
+        path: Path | None,
+        **more: Any,
     ) -> None:
         self.store, self.blocks, self.schedule = store, blocks, schedule
         self.arena = Arena(schedule.arena_bytes)
         self.file = WeightFile(path or store.path, direct=options.direct_io, preadv=preadv)
-        self.loader = Loader(schedule, store.extents, self.arena, self.file, options)
+        self.loader = Loader(schedule, store.extents, self.arena, self.file, options, **more)
 
     def execute(self, g: int, busy: Callable[[], None] = lambda: None) -> None:
         self.loader.wait_loaded(g)
@@ -111,10 +120,11 @@ def running(
     preadv: Any = None,
     options: LoaderOptions | None = None,
     path: Path | None = None,
+    **more: Any,
 ) -> Iterator[Machine]:
     options = options or LoaderOptions(read_size=2 * PAGE)
     schedule = store.schedule(blocks, arena, options.read_bytes)
-    machine = Machine(store, blocks, schedule, preadv or os.preadv, options, path)
+    machine = Machine(store, blocks, schedule, preadv or os.preadv, options, path, **more)
     before = threading.active_count()
     machine.loader.start()
     try:
@@ -521,6 +531,103 @@ def test_giving_up_after_many_sweeps_without_reads_is_quick(store: Store) -> Non
         begin = time.process_time()
         machine.loader.abandon(16000)
         assert time.process_time() - begin < 0.05
+
+
+# ----------------------------------------------------------------------------------------------------- what it tells
+
+
+class Timed:
+    """A clock, and a drive that takes `rate` bytes per second by it; reads wait for each other."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+        self.now = 100.0
+        self._lock = threading.Lock()
+
+    def clock(self) -> float:
+        return self.now
+
+    def __call__(self, descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        done = os.preadv(descriptor, buffers, offset)
+        with self._lock:
+            self.now += done / self.rate
+        return done
+
+
+ONE_READER = LoaderOptions(direct_io="never", threads=1, read_size=2 * PAGE)
+PROFILED = msgspec.structs.replace(UNMEASURED, execute_seconds=(0.1,) * 8, read_rate=4e6)
+
+
+def test_the_seconds_of_reading_are_right_while_a_read_is_under_way(store: Store) -> None:
+    hanging, now = Hanging(), [50.0]
+    hanging.hang.set()
+    with running(store, preadv=hanging, options=ONE_READER, clock=lambda: now[0]) as machine:
+        assert hanging.caught.wait(PATIENCE)
+        for seconds in (0.0, 2.0, 7.5):
+            now[0] = 50.0 + seconds
+            assert machine.loader.read_seconds == seconds
+        hanging.release.set()
+        machine.sweep(0)
+        now[0] = 1000.0
+        assert machine.loader.read_seconds == 7.5, "no read is under way any more"
+
+
+def test_a_drive_that_reads_all_the_time_has_its_true_rate(store: Store) -> None:
+    """Reads that never go idle count, too: the schedule lets the next begin as each ends."""
+    drive = Timed(rate=3e6)
+    with running(store, arena=12, preadv=drive, options=ONE_READER, clock=drive.clock) as machine:
+        for first in range(0, 80, 8):
+            machine.sweep(first)
+        machine.loader.stop()
+        assert machine.loader.bytes_read / machine.loader.read_seconds == pytest.approx(3e6)
+
+
+@pytest.mark.parametrize(("rate", "slow"), [(4.1e6, False), (2.1e6, False), (1.9e6, True), (0.4e6, True)])
+def test_a_drive_that_slows_down_is_told_and_changes_no_byte(store: Store, rate: float, slow: bool) -> None:
+    """At first it is as fast as the profile says; then it is not."""
+    drive, trace = Timed(rate=4e6), Trace()
+    trace.open("line", [f"block-{n}" for n in range(8)], 6 * PAGE)
+    with running(store, preadv=drive, options=ONE_READER, clock=drive.clock, profile=PROFILED, trace=trace) as machine:
+        for first in range(0, 240, 8):
+            machine.sweep(first)
+        assert (machine.loader.slow_reads, machine.loader.fallbacks) == (0, [])
+        drive.rate = rate
+        for first in range(240, 800, 8):
+            machine.sweep(first)
+        machine.loader.stop()
+        found, told = machine.loader.slow_reads, machine.loader.fallbacks
+    assert bool(found) == slow
+    assert len(trace.slowdowns) == found
+    if slow:
+        [words] = told
+        assert "that the profile measured" in words
+        assert "of the 4 MB/s" in words
+        assert found >= 70 * len(store.data) / rate / 0.6 - 1, "each half second of reading is looked at"
+        assert all(0.999 * rate < stretch.rate < 2e6 for stretch in trace.slowdowns)
+    else:
+        assert told == []
+
+
+def test_a_drive_nobody_measured_is_never_slow(store: Store) -> None:
+    drive = Timed(rate=1e3)
+    with running(store, preadv=drive, options=ONE_READER, clock=drive.clock) as machine:
+        machine.sweep(0)
+        assert (machine.loader.slow_reads, machine.loader.fallbacks) == (0, [])
+
+
+def test_extents_that_were_slow_when_profiled_are_not_slow_now(store: Store) -> None:
+    """Small reads never reach the drive's rate; and blocks that execute slow reads down."""
+    drive = Timed(rate=1e6)
+    own = tuple(extent.length / 1.1e6 for extent in store.extents)
+    for profile in (
+        msgspec.structs.replace(PROFILED, read_seconds=own),
+        msgspec.structs.replace(PROFILED, read_slowdown=3.0),
+    ):
+        with running(store, preadv=drive, options=ONE_READER, clock=drive.clock, profile=profile) as machine:
+            for first in range(0, 160, 8):
+                machine.sweep(first)
+            assert machine.loader.read_seconds > 1
+            assert machine.loader.slow_reads == 0
 
 
 # ------------------------------------------------------------------------------------------------------------ options

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
-from tests.chains import layers, saved
+from tests.chains import layers, model, saved
 from tests.runtime import measured
 from trt_layering.building import Built, build
 
@@ -46,6 +49,34 @@ def test_the_peak_is_within_the_budget_and_8_mib(medium: Built) -> None:
     assert peaks[0] < medium.manifest.weights_bytes, "at the floor less than the weights"
     assert peaks[2] > peaks[0] + 10 * MIB, "the arena of the larger budget must show, or nothing was measured"
     assert min(peaks[3:]) > medium.manifest.weights_bytes
+
+
+@pytest.mark.parametrize("batch", ["n", 1])
+def test_the_peak_of_waves_is_within_the_budget_and_8_mib(tmp_path: Path, batch: int | str) -> None:
+    """24 blocks, each adding a weight of 2 MiB to activations of 2 MiB, which are quickly computed."""
+    path = saved(sums(24, batch), tmp_path / "sums.onnx")
+    done = build(path, repository=tmp_path, block_size="2MiB")
+    assert len(done.manifest.blocks) == 24
+    peaks = []
+    for wave in (8, 2):
+        peak, budget, held = measured.call(measured.peak_of_waves, **where(done), room=wave, asked=8)
+        assert held == wave
+        assert peak <= budget + 8 * MIB, wave
+        peaks.append(peak)
+    assert peaks[0] > peaks[1] + 10 * MIB, "the activations of the larger wave must show, or nothing was measured"
+
+
+def sums(count: int, batch: int | str) -> onnx.ModelProto:
+    """`count` times Add of a weight of 2 MiB, and Relu; of the last only the largest element is the output."""
+    names = ["x", *(f"h{index}" for index in range(count))]
+    nodes, weights = [], []
+    for index in range(count):
+        weights.append(numpy_helper.from_array(np.full((512, 1024), index, np.float32), f"w{index}"))
+        nodes.append(helper.make_node("Add", [names[index], f"w{index}"], [f"m{index}"]))
+        nodes.append(helper.make_node("Relu", [f"m{index}"], [names[index + 1]]))
+    nodes.append(helper.make_node("ReduceMax", [names[-1]], ["y"], axes=[1, 2], keepdims=0))
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 512, 1024])
+    return model(nodes, [x], [helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch])], weights)
 
 
 @pytest.mark.parametrize("mode", ["floor", "resident"])

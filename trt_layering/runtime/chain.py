@@ -186,9 +186,11 @@ class Chain:
         and bit for bit; shapes may differ from request to request.
 
         A wave's activations must fit the budget beside the arena: where `open_chain(wave=...)` left room for fewer,
-        waves are smaller, which the log and `stats` say. Where nothing is streamed, requests run one by one. Other
-        threads get their turn between waves. Raises UsageError for a wave or a list that is none, and InputError, which
-        names the request, before any work; what `run` raises from a sweep ends the whole call.
+        waves are smaller, which the log and `stats` say. Answers are the caller's from the end of their wave on. Where
+        nothing is streamed, requests run one by one. Other threads get their turn between waves.
+
+        Raises UsageError for a wave or a list that is none, and InputError, which names the request, before any work;
+        what `run` raises from a sweep ends the whole call.
         """
         asked = _requests(feeds)
         size = min(checked_wave(wave), len(asked))
@@ -275,23 +277,25 @@ class Chain:
         for index, block in enumerate(self._blocks):
             fresh = [self._fresh(block) for _ in requests]
             self._await(first + index)
-            begin = self._execute_seconds
-            produced = [
-                self._execute(first + index, place, request, arrays)
-                for place, (request, arrays) in enumerate(zip(requests, fresh, strict=True))
-            ]
-            self._loader.finish(first + index)
-            for request, arrays, tensors in zip(requests, fresh, produced, strict=True):
-                request.live.update(tensors)
+            for place, request in enumerate(requests):
+                before = self._execute_seconds
+                produced = self._execute(first + index, place, request, fresh[place])
+                if place == len(requests) - 1:
+                    self._loader.finish(first + index)
+                request.live.update(produced)
                 if observer is not None:
-                    observer(index, self._execute_seconds - begin, request.live)
-                request.results.update(arrays)
-                request.results.update(
-                    {n: self._runtime.unwrap(t) for n, t in tensors.items() if n in self._outputs and n not in arrays}
-                )
-                for name in self._drops[index]:
-                    request.live.pop(name, None)
+                    observer(index, self._execute_seconds - before, request.live)
+                self._settle(index, request, fresh[place], produced)
         return [{value.name: one.results[value.name] for value in self.manifest.outputs} for one in requests]
+
+    def _settle(self, index: int, request: _Request, fresh: Mapping[str, Array], produced: Mapping[str, Any]) -> None:
+        """Keep what the caller gets of what block `index` made, and drop what nothing needs after it."""
+        request.results.update(fresh)
+        request.results.update(
+            {n: self._runtime.unwrap(t) for n, t in produced.items() if n in self._outputs and n not in fresh}
+        )
+        for name in self._drops[index]:
+            request.live.pop(name, None)
 
     def _begin(self, wave: Sequence[dict[str, Array]]) -> list[_Request]:
         """The requests of `wave`, each but the first with buffers of its own, which are kept for the next wave."""
