@@ -29,6 +29,7 @@ _STYLE: dict[Any, Any] = {
 _INK, _FAINT = "#1b1b1b", "#777777"
 _LOGARITHMIC_FROM = 6.0
 _DECADES = 20.0
+_BANDED = "chain"
 _SAME_MEMORY = 1.06  # takes the same at every budget: a point, no line
 _TICK_GAP = 0.078  # of the axes' width
 _LABEL_GAP = 0.062  # of the axes' height
@@ -97,7 +98,7 @@ def draw_curve(result: Mapping[str, Any], path: Path, title: str | None = None) 
         axes.set_ylabel("latency of one inference, ms")
         figure.text(0.02, 0.945, title or f"{result['name']}: latency by memory", weight="bold", size=14.5, color=_INK)
         runs = max((point["samples"] for point in _points(result, "chain")), default=0)
-        words = f"line: median of {runs} runs; band: up to the 99th percentile; {_machine(result)}"
+        words = f"medians of {runs} runs each; band: up to trt-layering's 99th percentile; {_machine(result)}"
         figure.text(0.02, 0.905, words, size=9.5, color=_FAINT)
     return path
 
@@ -114,20 +115,17 @@ def _machine(result: Mapping[str, Any]) -> str:
 
 def _line(axes: Axes, name: str, points: Sequence[Mapping[str, Any]]) -> tuple[_Look, float, float]:
     """Draw one subject; its look and where its label belongs, in MiB and milliseconds."""
-    look = _LOOKS[name]
+    look, front = _LOOKS[name], 4 if name == "chain" else 3
     xs = [point["peak_bytes"] / _MIB for point in points]
     medians, highest = ([point[key] for point in points] for key in ("median_ms", "p99_ms"))
-    front = 4 if name == "chain" else 3
     if max(xs) < _SAME_MEMORY * min(xs):
         x, y = statistics.median(xs), statistics.median(medians)
-        whiskers = [[y - min(medians)], [max(highest) - y]]
-        axes.errorbar(
-            x, y, yerr=whiskers, color=look.colour, marker=look.marker, ms=10, elinewidth=1.2, capsize=3, zorder=5
-        )
+        axes.plot(x, y, color=look.colour, marker=look.marker, ms=10, zorder=5)
         if name == "memory":
             axes.axhline(y, color=look.colour, lw=0.9, ls=(0, (2, 3)), zorder=1)
         return look, x, y
-    axes.fill_between(xs, medians, highest, color=look.colour, alpha=0.13, lw=0, zorder=front - 2)
+    if name == _BANDED:
+        axes.fill_between(xs, medians, highest, color=look.colour, alpha=0.15, lw=0, zorder=1)
     axes.plot(xs, medians, color=look.colour, lw=look.width, ls=look.style, marker=look.marker, ms=5.5, zorder=front)
     return look, xs[-1], medians[-1]
 
@@ -137,7 +135,8 @@ def _scale(axes: Axes, result: Mapping[str, Any]) -> None:
     from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
     sizes = [point["peak_bytes"] / _MIB for point in result["points"]]
-    times = [point[key] for point in result["points"] for key in ("median_ms", "p99_ms")]
+    times = [point["median_ms"] for point in result["points"]]
+    times += [point["p99_ms"] for point in _points(result, _BANDED)]
     if max(sizes) > _LOGARITHMIC_FROM * min(sizes):
         axes.set_xscale("log")
         ticks = _round_numbers(min(sizes) * 0.9, max(sizes) * 1.1)
@@ -189,7 +188,10 @@ def _mark_floor(axes: Axes, result: Mapping[str, Any]) -> None:
     axes.axvline(floor, color=_FAINT, lw=1.0, ls=":", zorder=1)
     place = axes.get_xaxis_transform()
     words, halo = f"floor {floor:.0f} MiB", {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
-    axes.text(floor, 0.09, words, transform=place, size=9.5, color=_FAINT, rotation=90, ha="center", bbox=halo)
+    axes.text(
+        floor, 0.02, words, transform=place, size=9.5, color=_FAINT, rotation=90, ha="center", va="bottom", bbox=halo,
+        zorder=1.5,
+    )  # fmt: skip
 
 
 def _label_ends(axes: Axes, ends: Sequence[tuple[_Look, float, float]]) -> None:
