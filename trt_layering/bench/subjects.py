@@ -71,7 +71,7 @@ class _Chain:
         import trt_layering as tl
 
         tl.share_thread_pool()
-        mode = {} if task["mode"] == "auto" else {"mode": task["mode"]}
+        mode: dict[str, Any] = {} if task["mode"] == "auto" else {"mode": task["mode"]}
         self._feeds = feeds
         self.chain = tl.open_chain(
             task["name"], repository=task["repository"], version=task["version"], budget=task["budget"],
