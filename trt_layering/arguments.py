@@ -20,7 +20,7 @@ from trt_layering.units import parse_size
 from trt_layering.words import is_text, quoted
 
 if TYPE_CHECKING:
-    from trt_layering.config import Config, Model
+    from trt_layering.config import BlockSize, Config, Model
     from trt_layering.inputs import Pixels
 
 Verb = Callable[[argparse.Namespace], Result]
@@ -97,7 +97,7 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
         "--backend", choices=("auto", "onnxruntime", "tensorrt"), help="not yet: tensorrt (default: auto)"
     )
     parser.add_argument("--precision", choices=("fp32", "fp16"), help="not yet: fp16 (default: fp32)")
-    parser.add_argument("--block-size", metavar="SIZE", help="how large a block may be (default: 16MiB)")
+    parser.add_argument("--block-size", metavar="SIZE", help="how large a block may be (default: auto, by the model)")
     parser.add_argument("--memory", metavar="SIZE", help="what the build may take itself (default: 1GiB)")
     parser.add_argument("--no-optimise", action="store_true", help="bit-identical to the model as it is, but slower")
     parser.add_argument("--no-split", action="store_true", help="keep weights larger than a block whole")
@@ -197,7 +197,7 @@ def _with_flags(model: Model, options: argparse.Namespace) -> Model:
     said: dict[str, Any] = {
         "backend": options.backend,
         "precision": options.precision,
-        "block_size": _size(options.block_size, "--block-size", Size),
+        "block_size": _block_size(options.block_size),
         "build_memory": _size(options.memory, "--memory", Size),
         "optimise": False if options.no_optimise else None,
         "split": False if options.no_split else None,
@@ -301,6 +301,14 @@ def _natural(text: str) -> int:
     if not re.fullmatch("[0-9]{1,18}", text):
         raise argparse.ArgumentTypeError(f"must be a whole number of 0 or more, not {quoted(text)}")
     return int(text)
+
+
+def _block_size(text: str | None) -> BlockSize | None:
+    from trt_layering.config import AUTO, BlockSize
+
+    if text is None:
+        return None
+    return BlockSize(0) if text == AUTO else BlockSize(parse_size(text, what="--block-size"))
 
 
 def _size(text: str | None, flag: str, kind: Callable[[int], int]) -> int | None:

@@ -18,7 +18,7 @@ from trt_layering.backends.base import Builder, Progress
 from trt_layering.errors import BuildError
 from trt_layering.graph.blocks import Cutter
 from trt_layering.graph.cuts import choose_cuts, find_cuts
-from trt_layering.store.manifest import Block, Value
+from trt_layering.store.manifest import Block, Part, Value
 from trt_layering.store.writer import StoreWriter
 
 log = logging.getLogger("trt_layering")
@@ -27,14 +27,18 @@ Places = dict[str, tuple[int, int]]
 """Offset and length in `weights.bin` of each streamed weight."""
 
 _STREAMED_FROM = 1024
+_JOINED = 4
+"""How many times larger the blocks of a level are than those that they are joined of."""
 _WORDS = {ir.DataType.FLOAT: "float32", ir.DataType.DOUBLE: "float64"}
 
 
 @dataclass(frozen=True)
 class Assembled:
-    """What was written: the chain's blocks, and the same computation in its windows uncut if those are fewer."""
+    """What was written: the chain's blocks, engines for runs of them, and the same computation in its windows uncut if
+    those are fewer."""
 
     blocks: tuple[Block, ...]
+    joined: tuple[Part, ...]
     whole: tuple[Block, ...]
 
 
@@ -56,21 +60,40 @@ def assemble(
 ) -> Assembled:
     """Write `windows` as blocks of at most `size` bytes of weights where the graph allows; `dims` gives numbers for
     symbolic dims, to find narrow cuts by."""
-    cuts = list(_blocks(windows, size, dims))
+    seamed = [_seamed(window, size, dims) for window in windows]
+    cuts = [cut for window in seamed for cut in _blocks(window)]
     places, blocks = _write(writer, builder, cuts, tell)
+    joined = _write_joined(writer, builder, seamed, blocks, places)
     whole = _write_whole(writer, builder, windows, places) if len(windows) < len(blocks) else ()
-    return Assembled(blocks, whole)
+    return Assembled(blocks, joined, whole)
 
 
-def _blocks(windows: Iterable[ir.Model], size: int, dims: Mapping[str, int]) -> Iterator[_Cut]:
-    for window in windows:
-        sizes = _streamed(window.graph)
-        stops = choose_cuts(window.graph, find_cuts(window.graph, dims), size, sizes)
-        bounds = [0, *stops, len(window.graph)]
-        cutter = Cutter(window)
-        for start, stop in pairwise(bounds):
-            graph = cutter.extract(start, stop)
-            yield _Cut(graph, {name: sizes[name] for name in graph.graph.initializers if name in sizes})
+@dataclass(frozen=True)
+class _Seamed:
+    """A window and the bytes of its streamed weights; the first of `levels` are the positions at which it is cut, its
+    ends included, the others those between which blocks are joined, each a part of the one before."""
+
+    window: ir.Model
+    sizes: Mapping[str, int]
+    levels: Sequence[Sequence[int]]
+
+
+def _seamed(window: ir.Model, size: int, dims: Mapping[str, int]) -> _Seamed:
+    graph, sizes = window.graph, _streamed(window.graph)
+    cuts = find_cuts(graph, dims)
+    levels = [[0, *choose_cuts(graph, cuts, size, sizes), len(graph)]]
+    while (size := size * _JOINED) < sum(sizes.values()):
+        cuts = [cut for cut in cuts if cut.position in levels[-1]]
+        levels.append([0, *choose_cuts(graph, cuts, size, sizes), len(graph)])
+    levels.append([0, len(graph)])
+    return _Seamed(window, sizes, levels)
+
+
+def _blocks(seamed: _Seamed) -> Iterator[_Cut]:
+    cutter = Cutter(seamed.window)
+    for start, stop in pairwise(seamed.levels[0]):
+        graph = cutter.extract(start, stop)
+        yield _Cut(graph, {name: seamed.sizes[name] for name in graph.graph.initializers if name in seamed.sizes})
 
 
 def _streamed(graph: ir.Graph) -> dict[str, int]:
@@ -117,6 +140,25 @@ def _write(
         blocks.append(_write_engine(writer, builder, f"block-{index:03d}", cut.graph, places, extents))
     tell("write", len(cuts), len(cuts))
     return places, tuple(blocks)
+
+
+def _write_joined(
+    writer: StoreWriter, builder: Builder, seamed: Iterable[_Seamed], blocks: Sequence[Block], places: Places
+) -> tuple[Part, ...]:
+    """Engines for runs of `blocks`, over the same weights."""
+    joined: list[Part] = []
+    before = 0
+    for window in seamed:
+        single, cutter = window.levels[0], Cutter(window.window)
+        for start, stop in dict.fromkeys(run for level in window.levels[1:] for run in pairwise(level)):
+            first, count = before + single.index(start), single.index(stop) - single.index(start)
+            if count > 1:
+                extents = tuple(dict.fromkeys(e for block in blocks[first : first + count] for e in block.extents))
+                graph, name = cutter.extract(start, stop), f"joined-{len(joined):03d}"
+                block = _write_engine(writer, builder, name, graph, places, extents)
+                joined.append(Part(first=first, count=count, block=block))
+        before += len(single) - 1
+    return tuple(joined)
 
 
 def _write_whole(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,11 @@ from trt_layering.graph.recurrent import split_directions
 from trt_layering.graph.split import split_large
 from trt_layering.rehearsal import rehearse, rehearse_resident
 from trt_layering.runtime.footprint import Footprint
+from trt_layering.runtime.schedules import write_table
 from trt_layering.shapes import ShapeRange
 from trt_layering.store.manifest import (
     FORMAT_VERSION,
+    PAGE,
     UNMEASURED,
     Backend,
     Chain,
@@ -44,7 +46,10 @@ from trt_layering.units import format_size, parse_size
 log = logging.getLogger("trt_layering")
 
 SEED = 0
+AUTO = "auto"
 _SPLIT_TOLERANCE = 1e-6
+_BLOCKS = 64
+_LEAST_BLOCK, _MOST_BLOCK = 2 << 20, 16 << 20
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ def build(
     name: str | None = None,
     repository: str | Path = "engines",
     backend: str = "auto",
-    block_size: int | str = "16MiB",
+    block_size: int | str = "auto",
     precision: str = "fp32",
     shapes: Mapping[str, Any] | None = None,
     optimise: bool = True,
@@ -71,9 +76,10 @@ def build(
 ) -> Built:
     """Build `model` into the next version of chain `name` (default: the file's stem) in `repository`.
 
-    Blocks hold at most `block_size` bytes of weights where the graph allows; with `split`, weights larger than that
-    are divided. `shapes` gives sizes to unknown dims, an input's shape or its min, opt and max: the check runs, and
-    memory is measured, at opt and max. `memory` bounds what preparing may take, beside 150 MiB for the process itself.
+    Blocks hold at most `block_size` bytes of weights where the graph allows, "auto" being a 64th of the model's, at
+    least 2 and at most 16 MiB; with `split`, weights larger than that are divided. `shapes` gives sizes to unknown
+    dims, an input's shape or its min, opt and max: the check runs, and memory is measured, at opt and max. `memory`
+    bounds what preparing may take, beside 150 MiB for the process itself.
     Without `optimise` the graph is executed as it is, and outputs equal those of the uncut model, run at
     ORT_DISABLE_ALL and with session.disable_prepacking, bit for bit; where a weight was divided, within 1e-6 of the
     largest output. With it they are within 1e-5 of the uncut model's with the same optimisation. `Check.tolerance`
@@ -87,7 +93,7 @@ def build(
     order = _Order(
         path=path,
         name=check_name(path.stem if name is None else name),
-        block_size=parse_size(block_size, what="block_size"),
+        block_size=0 if block_size == AUTO else parse_size(block_size, what="block_size"),
         precision=precision,
         optimise=optimise,
         memory=parse_size(memory, what="memory"),
@@ -99,6 +105,7 @@ def build(
     source = open_model(path)
     normalise(source)
     infer_shapes(source)
+    order = replace(order, block_size=order.block_size or _block_size(source.graph))
     trials = _trials(tuple(map(as_value, source.graph.inputs)), ranges)
     divided = split and _divide(source, order.block_size)
     with StoreWriter(Path(repository), order.name) as writer, disk_errors(writer.folder):
@@ -110,6 +117,7 @@ def build(
         draft = _written(order, source, builder, writer, _dims(source.graph, trials[0]), tell)
         tolerance = TOLERANCE if optimise else _SPLIT_TOLERANCE if divided else 0.0
         chain = _checked(order, draft, writer.folder, work, tolerance, tell)
+        write_table(writer.folder, chain)
         return Built(writer.publish(chain), chain)
 
 
@@ -123,6 +131,13 @@ class _Order:
     precision: str
     optimise: bool
     memory: int
+
+
+def _block_size(graph: ir.Graph) -> int:
+    """For a model of some size, the size of blocks that gives schedules enough to choose from, in not too many
+    engines."""
+    weights = sum(value.const_value.nbytes for value in graph.initializers.values() if value.const_value is not None)
+    return min(max(-(-weights // _BLOCKS) // PAGE * PAGE, _LEAST_BLOCK), _MOST_BLOCK)
 
 
 def _silent(stage: str, done: int, total: int) -> None:
@@ -177,6 +192,7 @@ def _written(
         blocks=parts.blocks,
         # Laid out otherwise, weights give the same answers but not the same bits.
         whole=parts.whole if order.optimise else (),
+        joined=parts.joined,
         memory=Memory(activations=0, scratch=0, engines=0, shapes={}),
         profile=UNMEASURED,
         check=Check(max_abs_diff=0.0, max_abs_output=0.0, seed=SEED, tolerance=0.0),

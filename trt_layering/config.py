@@ -27,6 +27,7 @@ from trt_layering.words import is_text, quoted
 _FILE_LIMIT = 1 << 20
 _PACKAGE = "package:"
 _NAME = r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}\Z"
+AUTO = "auto"
 _EXAMPLES = "see configs/ for examples"
 _NOT_YET = {"tensorrt": "auto or onnxruntime", "fp16": "fp32"}
 """Words that are known and cannot be had yet, and what to say instead."""
@@ -49,6 +50,13 @@ class Size(int):
 
 class ReadSize(Size):
     """Bytes of one read, whole pages as reading past the page cache needs them."""
+
+
+class BlockSize(Size):
+    """Bytes of a block, or "auto": by the model's size, here 0."""
+
+    def __str__(self) -> str:
+        return super().__str__() if self else AUTO
 
 
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -74,7 +82,7 @@ class Model(_Section, frozen=True):
     onnx: str
     backend: Literal["auto", "onnxruntime", "tensorrt"] = "auto"
     precision: Literal["fp32", "fp16"] = "fp32"
-    block_size: Size = Size(16 << 20)
+    block_size: BlockSize = BlockSize(0)
     shapes: dict[str, ShapeRange] = msgspec.field(default_factory=dict)
     optimise: bool = True
     split: bool = True
@@ -90,7 +98,7 @@ class Model(_Section, frozen=True):
                 raise UsageError(f"{key} {word} is not written yet", where=f"model {self.name!r}", remedy=remedy)
         return {
             "model": resolve_model(self.onnx), "name": self.name, "backend": self.backend,
-            "precision": self.precision, "block_size": int(self.block_size),
+            "precision": self.precision, "block_size": int(self.block_size) or AUTO,
             "shapes": {name: shape.for_build() for name, shape in self.shapes.items()},
             "optimise": self.optimise, "split": self.split, "memory": int(self.build_memory),
         }  # fmt: skip
@@ -205,6 +213,8 @@ def _decode(kind: type, value: object) -> object:
 
 
 def _sized(kind: type[Size], value: int | str) -> Size:
+    if kind is BlockSize and value == AUTO:
+        return kind(0)
     size = kind(parse_size(value))
     if kind is ReadSize and size % PAGE:
         raise UsageError(f"{quoted(value)} is no multiple of {PAGE} bytes", remedy="write it like 4MiB")

@@ -40,7 +40,9 @@ def rehearse(folder: Path, draft: Chain, work: Path) -> tuple[Chain, list[child.
         log.warning("activations are allocated as they come, since the model's shapes do not hold: %s", error.what)
     memory = msgspec.convert(measured["memory"], Memory)
     times = measured["times"]
-    seconds = tuple(times["execute_seconds"])
+    single = times["execute_seconds"]
+    joined = (sum(single[part.first : part.first + part.count]) for part in draft.joined)
+    seconds = (*single, *joined)
     profile = msgspec.structs.replace(draft.profile, execute_seconds=seconds, read_rate=times["read_rate"])
     return msgspec.structs.replace(draft, memory=memory, profile=profile), child.load_arrays(work / "outputs.npz")
 
@@ -85,7 +87,9 @@ def _run(task: Mapping[str, Any]) -> dict[str, Any]:
     from trt_layering.runtime.loader import LoaderOptions
 
     share_thread_pool()
-    draft = msgspec.structs.replace(msgspec.convert(task["chain"], Chain), whole=())  # its blocks are what is looked at
+    draft = msgspec.structs.replace(
+        msgspec.convert(task["chain"], Chain), whole=(), joined=()
+    )  # its blocks are what is looked at
     base = meter.current_rss_bytes()
     trials = child.load_arrays(Path(task["trials"]))
     needs = Footprint.of(draft)
@@ -97,7 +101,9 @@ def _run(task: Mapping[str, Any]) -> dict[str, Any]:
         alive = max(alive, sum(tensor_bytes(tensor) for tensor in live.values()))
         seconds[index] = min(seconds[index], took)
 
-    chain = OpenChain(Path(task["folder"]), draft, budget=max(needs.floor, 1), loader=LoaderOptions())
+    chain = OpenChain(
+        Path(task["folder"]), draft, budget=max(needs.floor, 1), loader=LoaderOptions(), mode="sequential"
+    )
     try:
         engines = max(0, meter.current_rss_bytes() - base - needs.engines)
         meter.reset_peak()

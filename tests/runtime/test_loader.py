@@ -22,7 +22,10 @@ from trt_layering.errors import ClosedError, CorruptError, LayeringError, ReadEr
 from trt_layering.runtime.arena import Arena
 from trt_layering.runtime.loader import Loader, LoaderOptions
 from trt_layering.runtime.trace import Trace
-from trt_layering.schedule.residency import Read, Schedule, floor, lay_out
+from trt_layering.schedule.partition import Partition, Piece
+from trt_layering.schedule.residency import Read, Schedule
+from trt_layering.schedule.simulate import Pace
+from trt_layering.schedule.table import best_choice
 from trt_layering.store.manifest import PAGE, UNMEASURED, WEIGHTS_FILE, Extent
 from trt_layering.store.reader import WeightFile
 from trt_layering.store.writer import StoreWriter
@@ -52,9 +55,10 @@ class Store:
 
     def schedule(self, blocks: Blocks, arena: int | None = None, read_size: int = 2 * PAGE) -> Schedule:
         """For an arena of so many pages, or of the floor."""
-        sized = [[(e, self.extents[e].length) for e in block] for block in blocks]
-        size = floor(sized) if arena is None else arena * PAGE
-        return lay_out(sized, size, read_size, [1e-3] * len(blocks), 1e9)
+        sized = [tuple((e, self.extents[e].length) for e in block) for block in blocks]
+        partition = Partition(tuple(Piece(index, 1, extents, 1e-3) for index, extents in enumerate(sized)))
+        size = partition.floor if arena is None else arena * PAGE
+        return best_choice(partition, size, Pace(1e-9)).schedule(partition.pieces, read_size)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 
@@ -29,11 +29,12 @@ from trt_layering.runtime.activations import Buffers, Packing, empty, last_uses,
 from trt_layering.runtime.feeds import checked
 from trt_layering.runtime.footprint import USUAL_WAVE, Footprint, checked_wave
 from trt_layering.runtime.loader import LoaderOptions
+from trt_layering.runtime.schedules import Mode, Scheduled, scheduled
 from trt_layering.runtime.supply import Supply, keep, stream
 from trt_layering.runtime.trace import Event, Trace
 from trt_layering.shapes import format_shape
-from trt_layering.store.manifest import Block, Value, read_manifest, rebuild_remedy, resolve
 from trt_layering.store.manifest import Chain as Manifest
+from trt_layering.store.manifest import Value, read_manifest, rebuild_remedy, resolve
 from trt_layering.store.reader import check_store
 from trt_layering.units import parse_size
 
@@ -52,6 +53,7 @@ def open_chain(
     budget: int | str | None = None,
     version: int | None = None,
     loader: LoaderOptions | None = None,
+    mode: Mode = "auto",
     wave: int | None = None,
     trace: Trace | None = None,
 ) -> Chain:
@@ -61,7 +63,9 @@ def open_chain(
     everything in memory. Loading begins at once, in the background; with a budget that holds everything, it is done
     when this returns. Each engine has a thread pool of its own, unless the process asked for one with
     `share_thread_pool`. The budget leaves room for waves of `wave` requests, see `Chain.run_many`, which raises the
-    floor; None leaves room for some where it costs next to nothing. `trace` records what the chain does.
+    floor; None leaves room for some where it costs next to nothing. `trace` records what the chain does. `mode` is for
+    comparisons: "sequential" loads each block when the one before it has executed, "double" is the fixed double buffer,
+    two halves of the arena in turn.
 
     Raises NotBuiltError, CorruptError or ForeignError for the store, ReadError for the drive, BudgetError under the
     floor, MemoryLimitError, UsageError for sizes and waves that are none, or a trace that records another chain.
@@ -69,7 +73,7 @@ def open_chain(
     folder = resolve(Path(repository), name, version)
     with _memory_errors(name):
         options = loader or LoaderOptions()
-        chain = Chain(folder, read_manifest(folder), budget=budget, loader=options, wave=wave, trace=trace)
+        chain = Chain(folder, read_manifest(folder), budget=budget, loader=options, mode=mode, wave=wave, trace=trace)
     try:
         chain.start()
     except RuntimeError as error:
@@ -110,6 +114,7 @@ class Chain:
         *,
         budget: int | str | None,
         loader: LoaderOptions,
+        mode: Mode = "auto",
         wave: int | None = None,
         trace: Trace | None = None,
     ) -> None:
@@ -121,25 +126,27 @@ class Chain:
         check_store(folder, manifest)
         self._runtime = backends.runtime(manifest.backend.name)
         _require_fit(folder, manifest, self._runtime)
-        resident = manifest.optimised and self._budget >= self.footprint.resident
-        self._blocks = (manifest.whole or manifest.blocks) if resident else manifest.blocks
+        scheduled = self._schedule(folder, arena_bytes, loader, mode)
+        self._blocks = tuple(part.block for part in scheduled.parts) if scheduled else manifest.whole or manifest.blocks
         self._static = static_outputs(manifest.inputs, self._blocks)
         self._outputs = {value.name for value in manifest.outputs}
         self._drops = last_uses(self._blocks)
+        self._made = [[v for v in block.outputs if v.name in self._outputs] for block in self._blocks]
         self._packing = Packing.of(manifest.inputs, manifest.outputs, self._blocks)
         self._buffers = [self._packing.buffers(self._runtime.wrap)]  # of the chain, then of further requests of a wave
         buffers = self._buffers[0].tensors
-        if resident:
-            self._supply = keep(folder, manifest, self._blocks, self._runtime, buffers, loader)
+        if scheduled:
+            self._supply = stream(folder, manifest, scheduled, self._runtime, buffers, loader, trace)
         else:
-            self._supply = stream(folder, manifest, self._runtime, buffers, loader, arena_bytes, trace)
+            self._supply = keep(folder, manifest, self._blocks, self._runtime, buffers, loader)
         self._loader = self._supply.loader
         self._trace = trace
         self._turn = threading.RLock()  # a signal handler may close the chain while its thread takes the turn
         self._runner = 0
         self._process = os.getpid()
         self._finalizer = weakref.finalize(self, _close_behind, self._supply, self._turn, self._process)
-        self._notes: dict[str, str] = {}
+        self._notes = {"schedule": scheduled.fallback} if scheduled and scheduled.fallback else {}
+        self._predicted = scheduled.choice.seconds if scheduled else None
         self._logged: set[str] = set()
         self._closing = self._release_after_run = False
         self._closed = False
@@ -160,6 +167,15 @@ class Chain:
     def outputs(self) -> tuple[Value, ...]:
         """What `run` returns."""
         return self.manifest.outputs
+
+    def _schedule(self, folder: Path, arena_bytes: int, loader: LoaderOptions, mode: Mode) -> Scheduled | None:
+        """What streams and how; None where everything stays, laid out as executes fastest."""
+        if mode not in get_args(Mode):
+            remedy = f"use {', '.join(get_args(Mode))}"
+            raise UsageError(f"mode cannot be {mode!r}", where=f"chain {self.manifest.name!r}", remedy=remedy)
+        if mode == "auto" and self.manifest.optimised and self._budget >= self.footprint.resident:
+            return None
+        return scheduled(folder, self.manifest, arena_bytes, loader.read_bytes, mode)
 
     def start(self) -> None:
         """Begin to load the first blocks."""
@@ -274,8 +290,8 @@ class Chain:
     def _sweep(self, first: int, wave: Sequence[dict[str, Array]], observer: Observer | None) -> list[dict[str, Array]]:
         """All blocks in order, each for all requests of `wave`; block numbers begin with `first`."""
         requests = self._begin(wave)
-        for index, block in enumerate(self._blocks):
-            fresh = [self._fresh(block) for _ in requests]
+        for index, made in enumerate(self._made):
+            fresh = [{v.name: empty(v) for v in made if v.name in self._static} for _ in requests]
             self._await(first + index)
             for place, request in enumerate(requests):
                 before = self._execute_seconds
@@ -290,10 +306,9 @@ class Chain:
 
     def _settle(self, index: int, request: _Request, fresh: Mapping[str, Array], produced: Mapping[str, Any]) -> None:
         """Keep what the caller gets of what block `index` made, and drop what nothing needs after it."""
-        request.results.update(fresh)
-        request.results.update(
-            {n: self._runtime.unwrap(t) for n, t in produced.items() if n in self._outputs and n not in fresh}
-        )
+        for value in self._made[index]:
+            name = value.name
+            request.results[name] = fresh[name] if name in fresh else self._runtime.unwrap(produced[name])
         for name in self._drops[index]:
             request.live.pop(name, None)
 
@@ -308,10 +323,6 @@ class Chain:
             requests.append(_Request(live, results, self._buffers[place] if place else None))
         return requests
 
-    def _fresh(self, block: Block) -> dict[str, Array]:
-        """Arrays for those outputs of the model that `block` makes, where their shape is known."""
-        return {v.name: empty(v) for v in block.outputs if v.name in self._outputs and v.name in self._static}
-
     def _await(self, g: int) -> None:
         """Wait for the weights of block number `g`."""
         stall = self._loader.wait_loaded(g)
@@ -325,7 +336,7 @@ class Chain:
         """Execute block number `g` for the request at `place` in the wave; `fresh` are arrays for some outputs."""
         if self._closing:
             raise ClosedError(f"the chain {self.manifest.name!r} was closed while it ran", remedy="open it again")
-        sweep, index = divmod(g, len(self._blocks))
+        index = g % len(self._blocks)
         into = {name: self._runtime.wrap(array) for name, array in fresh.items()}
         if request.buffers is not None:
             own = request.buffers.tensors
@@ -335,7 +346,7 @@ class Chain:
         end = time.perf_counter()
         self._execute_seconds += end - begin
         if self._trace is not None:
-            self._trace.add(Event("execute", index, sweep, begin, end, 0, place))
+            self._trace.add(Event("execute", index, g // len(self._blocks), begin, end, 0, place))
         return produced
 
     def stats(self) -> dict[str, Any]:
@@ -359,6 +370,7 @@ class Chain:
             "floor_bytes": self.footprint.floor,
             "blocks": len(self._blocks),
             "mode": self._supply.mode,
+            "predicted_seconds": self._predicted,
             "fallbacks": self._fallbacks(),
         }
 

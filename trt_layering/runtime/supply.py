@@ -18,12 +18,11 @@ import numpy as np
 from trt_layering.backends.base import Engine, Runtime
 from trt_layering.runtime.arena import Arena
 from trt_layering.runtime.loader import Loader, LoaderOptions
+from trt_layering.runtime.schedules import Scheduled
 from trt_layering.runtime.trace import Trace
-from trt_layering.schedule.residency import Schedule, lay_out
+from trt_layering.schedule.residency import Schedule
 from trt_layering.store.manifest import PAGE, WEIGHTS_FILE, Block, Chain
 from trt_layering.store.reader import WeightFile, verify_extent
-
-_USUAL_RATE = 1e9
 
 
 @dataclass
@@ -57,26 +56,23 @@ class Supply:
 def stream(
     folder: Path,
     chain: Chain,
+    scheduled: Scheduled,
     runtime: Runtime,
     buffers: Mapping[str, Any],
     options: LoaderOptions,
-    arena_bytes: int,
     trace: Trace | None,
 ) -> Supply:
-    """Engines over an arena of at most `arena_bytes`, through which the weights pass; `trace` gets the reads."""
-    blocks = [[(e, chain.extents[e].length) for e in block.extents] for block in chain.blocks]
-    execute = chain.profile.execute_seconds or (0.0,) * len(blocks)  # a chain need not have been timed
-    rate = chain.profile.read_rate or _USUAL_RATE
-    schedule = lay_out(blocks, arena_bytes, options.read_bytes, execute[: len(blocks)], rate)
+    """Engines over an arena through which the weights pass as `scheduled` says; `trace` gets the reads."""
+    schedule = scheduled.schedule
     arena, file = _open_memory_and_file(folder, schedule.arena_bytes, options)
     loader = Loader(schedule, chain.extents, arena, file, options, profile=chain.profile, trace=trace)
     supply = Supply([], loader, arena, file, schedule.mode, schedule.resident_bytes)
     try:
         if schedule.arena_bytes:
             file.read_into(arena.view(0, PAGE), 0)  # shows whether direct reads work
-        for block, offset in zip(chain.blocks, schedule.offsets, strict=True):
-            weights = _views(chain, block.extents, arena, offset)
-            supply.engines.append(runtime.open_streamed(folder, block, weights, buffers))
+        for part, offset in zip(scheduled.parts, schedule.offsets, strict=True):
+            weights = _views(chain, part.block.extents, arena, offset)
+            supply.engines.append(runtime.open_streamed(folder, part.block, weights, buffers))
             weights.clear()
     except BaseException:
         supply.close()

@@ -28,6 +28,7 @@ from trt_layering.errors import BuildError, CorruptError, ForeignError, NotBuilt
 FORMAT_VERSION = 2
 MANIFEST_FILE = "chain.json"
 WEIGHTS_FILE = "weights.bin"
+SCHEDULES_FILE = "schedules.json"
 PAGE = 4096
 TENSOR_ALIGNMENT = 64
 MANIFEST_LIMIT = 64 * 1024 * 1024
@@ -331,7 +332,10 @@ def _file_faults(chain: Chain) -> Iterator[str]:
         if block.name in names:
             yield f"two blocks are called {block.name!r}"
         names.add(block.name)
-        if block.file in (MANIFEST_FILE, WEIGHTS_FILE) or digests.setdefault(block.file, block.digest) != block.digest:
+        if (
+            block.file in (MANIFEST_FILE, WEIGHTS_FILE, SCHEDULES_FILE)
+            or digests.setdefault(block.file, block.digest) != block.digest
+        ):
             yield f"block {block.name!r} names {block.file!r} as its engine, which is something else"
         if any(index >= len(chain.extents) for index in block.extents):
             yield f"block {block.name!r} names an extent that is not there"
