@@ -53,6 +53,7 @@ def _parser(verbs: Mapping[str, Verb]) -> argparse.ArgumentParser:
         ("run", "run a built chain on given or random inputs", _add_run),
         ("verify", "compare a built chain with the uncut model on seeded inputs", _add_verify),
         ("schedule", "say what a budget buys, of a chain or divided among models, before anything runs", _add_schedule),
+        ("bench", "measure a built chain at many budgets, beside plain ONNX Runtime", _add_bench),
         ("inspect", "say what is in a built chain, a block's engine file or a TensorRT plan", _add_inspect),
         ("profile", "measure a built chain and its drive again, and keep what was found", _add_profile),
         ("doctor", "say what this machine has, and what that means for chains", _add_doctor),
@@ -154,6 +155,26 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
 def _add_schedule(parser: argparse.ArgumentParser) -> None:
     _add_chain(parser)
     parser.add_argument("--read-rate", metavar="RATE", help="as if the drive read so fast, like 2GB (a second)")
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", metavar="NAME|CONFIG.yaml", help="a built chain, or a deployment that has it")
+    parser.add_argument("--name", metavar="N", help="which model of CONFIG.yaml, where it has several")
+    _add_repository(parser)
+    parser.add_argument("--chain-version", type=int, metavar="V", help="which version (default: the newest)")
+    parser.add_argument("--onnx", metavar="MODEL.onnx", help="the uncut model (CONFIG.yaml has it already)")
+    words = "like 32MiB,64MiB (default: about eight, from the floor to everything)"
+    parser.add_argument("--budgets", metavar="SIZES", help=words)
+    words = "what to compare with: sequential, double, mapped, memory, resident (default: all that can be had)"
+    parser.add_argument("--against", metavar="WHAT,…", help=words)
+    words = "runs of each in a turn, fewer where they are slow (default: 10)"
+    parser.add_argument("--iterations", type=int, default=10, metavar="N", help=words)
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="turns of each at a budget (default: 3)")
+    words = "write bench.json and the pictures curve and timeline, .svg and .png, into this folder"
+    parser.add_argument("--output", metavar="FOLDER", help=words)
+    parser.add_argument("--plot", metavar="FILE", help="write the curve to this .svg or .png")
+    _add_shape(parser, ("--shape", "--shapes"), "of the random inputs (default: those of the build)")
+    parser.add_argument("--seed", type=_natural, default=0, help="of random inputs (default: 0)")
 
 
 def _add_inspect(parser: argparse.ArgumentParser) -> None:
@@ -272,7 +293,7 @@ class Target:
 
 def budget(options: argparse.Namespace) -> int | None:
     """The bytes of --budget."""
-    return _size(options.budget, "--budget", int)
+    return _size(getattr(options, "budget", None), "--budget", int)
 
 
 def read_rate(options: argparse.Namespace) -> float | None:

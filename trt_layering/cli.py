@@ -299,6 +299,14 @@ def _granted(target: arguments.Target) -> int | None:
     return sharing.share_of(target.name, target.divided, repository=target.repository)
 
 
+def bench(options: argparse.Namespace) -> Result:
+    """Measure a chain at many budgets beside what else there is, and draw it."""
+    from trt_layering.bench import command
+
+    _share_thread_pool(options)
+    return command.bench(options)
+
+
 def inspect(options: argparse.Namespace) -> Result:
     """Tell what is in a chain or a file."""
     from trt_layering.inspect import examine
@@ -346,6 +354,6 @@ def doctor(options: argparse.Namespace) -> Result:
 
 
 _VERBS = {
-    "build": build, "run": run, "verify": verify, "schedule": schedule, "inspect": inspect, "profile": profile,
-    "doctor": doctor,
+    "build": build, "run": run, "verify": verify, "schedule": schedule, "bench": bench, "inspect": inspect,
+    "profile": profile, "doctor": doctor,
 }  # fmt: skip
