@@ -25,6 +25,7 @@ from trt_layering.runtime.loader import LoaderOptions
 from trt_layering.store.manifest import UNMEASURED, Chain, Part
 
 _RUNS = 9
+_LEAST_RUNS = 4
 _LONG_RUN = 2.0
 
 
@@ -103,8 +104,8 @@ def through(chain: Chain, way: Sequence[int]) -> Chain:
 
 
 def timed(folder: Path, chain: Chain, feeds: Feeds, seconds: float) -> Timed:
-    """Run `chain` at its floor, where nothing is read while a block executes, for about `seconds`: twice at least, or
-    once where that takes over two seconds."""
+    """Run `chain` at its floor, where nothing is read while a block executes, for about `seconds`: four times at least,
+    or once where that takes over two seconds."""
     with closing(open_at_floor(folder, chain)) as opened:
         before = meter.current_rss_bytes()
         meter.reset_peak()
@@ -113,7 +114,7 @@ def timed(folder: Path, chain: Chain, feeds: Feeds, seconds: float) -> Timed:
         for run in range(_RUNS):
             outputs = watch.run(feeds)
             took = time.perf_counter() - begin
-            if (run and took > seconds) or took > max(seconds, _LONG_RUN):
+            if (run + 1 >= _LEAST_RUNS and took > seconds) or took > max(seconds, _LONG_RUN):
                 break
         held = sum(array.nbytes for array in outputs.values())  # by a caller, while the next sweep runs
         beside = max(0, meter.peak_rss_bytes() + held - before - opened.stats()["arena_bytes"])
