@@ -264,7 +264,7 @@ def test_settings_tell_where_each_came_from(write):
     assert settings["models[0].shapes.b:0"] == ("2x3", f"{path}:11")
     assert settings["models[0].precision"] == ("fp32", "default")
     assert settings["models[1].optimise"] == ("false", f"{path}:12")
-    shared = [settings[f"models[{index}].{key}"][0] for index in (1, 2)
+    shared = [settings[f"models[{index}].{key}"][0] for index in (1, 3)
               for key in ("share", "priority", "deadline", "wave")]  # fmt: skip
     assert shared == ["auto", "1", "none", "4", "20.0 MiB", "2.5", "100 ms", "8"]
 
