@@ -256,7 +256,7 @@ class TestVerbs:
 
         monkeypatch.setattr(profiling.measure, "__kwdefaults__", {"seconds": 0.0})
         status, told = as_json(capfd, "profile", "four-layers", "--repository", repository, "--chain-version", 1)
-        assert (status, told["name"], len(told["execute_seconds"])) == (0, "four-layers", 4)
+        assert (status, told["name"], len(told["execute_seconds"])) == (0, "four-layers", 5)
         kept = as_json(capfd, "inspect", "four-layers", "--repository", repository)[1]["profile"]
         assert {"name": "four-layers", **kept} == told
         assert kept["machine"]["processor"] in "\n".join(plainly(capfd, "profile", "four-layers", repository))
