@@ -18,6 +18,7 @@ from trt_layering.backends.base import Builder, Progress
 from trt_layering.errors import BuildError
 from trt_layering.graph.blocks import Cutter
 from trt_layering.graph.cuts import choose_cuts, find_cuts
+from trt_layering.graph.tables import bring_forward, find_tables, rows_input, seams
 from trt_layering.store.manifest import Block, Part, Value
 from trt_layering.store.writer import StoreWriter
 
@@ -43,7 +44,7 @@ class Assembled:
 
 
 @dataclass(frozen=True)
-class _Cut:
+class CutBlock:
     """A block before it is written: its graph and the bytes of its streamed weights by name."""
 
     graph: ir.Model
@@ -68,6 +69,12 @@ def assemble(
     return Assembled(blocks, joined, whole)
 
 
+def cut_windows(windows: Iterable[ir.Model], size: int, dims: Mapping[str, int]) -> Iterator[CutBlock]:
+    """The blocks that `assemble` writes, in their order."""
+    for window in windows:
+        yield from _blocks(_seamed(window, size, dims))
+
+
 @dataclass(frozen=True)
 class _Seamed:
     """A window and the bytes of its streamed weights; the first of `levels` are the positions at which it is cut, its
@@ -79,21 +86,29 @@ class _Seamed:
 
 
 def _seamed(window: ir.Model, size: int, dims: Mapping[str, int]) -> _Seamed:
+    """`window` with its seams, its Gathers of rows brought forward; the seams around these are in every level."""
+    bring_forward(window.graph)
     graph, sizes = window.graph, _streamed(window.graph)
     cuts = find_cuts(graph, dims)
-    levels = [[0, *choose_cuts(graph, cuts, size, sizes), len(graph)]]
+    required = seams(graph, (cut.position for cut in cuts))
+    levels = [[0, *choose_cuts(graph, cuts, size, sizes, required), len(graph)]]
     while (size := size * _JOINED) < sum(sizes.values()):
         cuts = [cut for cut in cuts if cut.position in levels[-1]]
-        levels.append([0, *choose_cuts(graph, cuts, size, sizes), len(graph)])
-    levels.append([0, len(graph)])
+        levels.append([0, *choose_cuts(graph, cuts, size, sizes, required), len(graph)])
+    levels.append([0, *sorted(required), len(graph)])
     return _Seamed(window, sizes, levels)
 
 
-def _blocks(seamed: _Seamed) -> Iterator[_Cut]:
+def _blocks(seamed: _Seamed) -> Iterator[CutBlock]:
     cutter = Cutter(seamed.window)
+    whole = find_tables(seamed.window.graph)
     for start, stop in pairwise(seamed.levels[0]):
         graph = cutter.extract(start, stop)
-        yield _Cut(graph, {name: seamed.sizes[name] for name in graph.graph.initializers if name in seamed.sizes})
+        if rows_input(graph.graph) is not None:
+            whole -= graph.graph.initializers.keys()
+        yield CutBlock(graph, {name: seamed.sizes[name] for name in graph.graph.initializers if name in seamed.sizes})
+    for name in sorted(whole):
+        log.warning("%s is loaded as a whole, though only rows of it are used: no seam can part its Gather", name)
 
 
 def _streamed(graph: ir.Graph) -> dict[str, int]:
@@ -119,7 +134,7 @@ def _numpy_can_alias(dtype: ir.DataType) -> bool:
 
 
 def _write(
-    writer: StoreWriter, builder: Builder, cuts: Sequence[_Cut], tell: Progress
+    writer: StoreWriter, builder: Builder, cuts: Sequence[CutBlock], tell: Progress
 ) -> tuple[Places, tuple[Block, ...]]:
     """Write weights and engines; a weight of several blocks goes to an extent of its own, once."""
     users: dict[str, list[int]] = defaultdict(list)
@@ -137,7 +152,8 @@ def _write(
         for group in [group for group in groups if group not in written]:
             written[group] = _write_extent(writer, cut.graph.graph, groups[group], places)
         extents = tuple(written[group] for group in groups)
-        blocks.append(_write_engine(writer, builder, f"block-{index:03d}", cut.graph, places, extents))
+        name, rows = f"block-{index:03d}", rows_input(cut.graph.graph)
+        blocks.append(_write_engine(writer, builder, name, cut.graph, places, extents, rows))
     tell("write", len(cuts), len(cuts))
     return places, tuple(blocks)
 
@@ -174,8 +190,15 @@ def _write_whole(
 
 
 def _write_engine(
-    writer: StoreWriter, builder: Builder, name: str, graph: ir.Model, places: Places, extents: tuple[int, ...]
+    writer: StoreWriter,
+    builder: Builder,
+    name: str,
+    graph: ir.Model,
+    places: Places,
+    extents: tuple[int, ...],
+    rows: str | None = None,
 ) -> Block:
+    """Write the engine of `graph`; `rows` is the input that chooses rows, if it only gathers these."""
     file = writer.engine_file(name, builder.suffix)
     builder.write_engine(graph, file, {key: places[key] for key in graph.graph.initializers if key in places})
     return Block(
@@ -185,6 +208,7 @@ def _write_engine(
         extents=extents,
         inputs=tuple(map(as_value, graph.graph.inputs)),
         outputs=tuple(map(as_value, graph.graph.outputs)),
+        rows=rows,
     )
 
 

@@ -6,6 +6,7 @@ May import errors. What the child raises of ours is raised here; a child that di
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -87,6 +88,7 @@ def main() -> None:
     _return_memory_at_once()
     module, _, name = sys.argv[1].partition(":")
     work = getattr(importlib.import_module(module), name)
+    gc.freeze()  # closing a chain collects garbage, which imported modules are not
     try:
         print(json.dumps({"result": work(json.load(sys.stdin))}), file=answer)
     except (OSError, MemoryError, errors.LayeringError) as error:

@@ -28,7 +28,14 @@ def feeds(shapes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[str, np.nd
     return {name: generator.standard_normal(tuple(shape), dtype=np.float32) for name, shape in shapes.items()}
 
 
-def ensure(case: models.Case, *, block_size: str = BLOCK_SIZE, name: str | None = None, rebuild: bool = False) -> str:
+def ensure(
+    case: models.Case,
+    *,
+    block_size: str = BLOCK_SIZE,
+    name: str | None = None,
+    rebuild: bool = False,
+    weights: str = "fp32",
+) -> str:
     """The name of the case's finished chain in `REPOSITORY`, built in a child process where it is missing or stale."""
     import trt_layering as tl
 
@@ -41,11 +48,18 @@ def ensure(case: models.Case, *, block_size: str = BLOCK_SIZE, name: str | None 
             pass
     path = models.make(case.model)
     print(f"building {name} ...", flush=True)
-    measure.call(build, model=str(path), name=name, block_size=block_size, shapes=dict(case.shapes))
+    measure.call(build, model=str(path), name=name, block_size=block_size, shapes=dict(case.shapes), weights=weights)
     return name
 
 
-def build(model: str, name: str, block_size: str, shapes: Mapping[str, Sequence[int]], optimise: bool = True) -> None:
+def build(
+    model: str,
+    name: str,
+    block_size: str,
+    shapes: Mapping[str, Sequence[int]],
+    optimise: bool = True,
+    weights: str = "fp32",
+) -> None:
     """Child function: one build."""
     import trt_layering as tl
 
@@ -57,6 +71,7 @@ def build(model: str, name: str, block_size: str, shapes: Mapping[str, Sequence[
         block_size=block_size,
         shapes={key: tuple(shape) for key, shape in shapes.items()},
         optimise=optimise,
+        weights=weights,
     )
 
 

@@ -658,6 +658,16 @@ def test_options_that_make_no_sense(options: dict[str, Any], said: str) -> None:
     assert caught.value.remedy
 
 
+def test_auto_is_what_the_profile_found() -> None:
+    profile = msgspec.structs.replace(UNMEASURED, threads=7, read_size=8192)
+    found = LoaderOptions(verify="never").resolved(profile)
+    assert found == LoaderOptions(verify="never", threads=7, read_size=8192)
+    assert (found.parallel_reads, found.read_bytes) == (7, 8192)
+    assert LoaderOptions(threads=1).resolved(profile) == LoaderOptions(threads=1, read_size=8192)
+    assert LoaderOptions(read_size="64KiB").resolved(profile).read_bytes == 65536
+    assert (LoaderOptions().parallel_reads, LoaderOptions().read_bytes) == (2, 4 << 20)
+
+
 def test_options_as_people_write_them() -> None:
     assert LoaderOptions(read_size="64KiB").read_bytes == 65536
     assert LoaderOptions(read_size=8192, threads=64).read_bytes == 8192

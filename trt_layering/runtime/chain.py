@@ -29,6 +29,7 @@ from trt_layering.runtime.activations import Buffers, Packing, empty, last_uses,
 from trt_layering.runtime.feeds import checked
 from trt_layering.runtime.footprint import USUAL_WAVE, Footprint, checked_wave
 from trt_layering.runtime.loader import LoaderOptions
+from trt_layering.runtime.origin import measured_elsewhere
 from trt_layering.runtime.schedules import Mode, Scheduled, scheduled
 from trt_layering.runtime.supply import Supply, keep, stream
 from trt_layering.runtime.trace import Event, Trace
@@ -126,6 +127,7 @@ class Chain:
         check_store(folder, manifest)
         self._runtime = backends.runtime(manifest.backend.name)
         _require_fit(folder, manifest, self._runtime)
+        loader = loader.resolved(manifest.profile)
         scheduled = self._schedule(folder, arena_bytes, loader, mode)
         self._blocks = tuple(part.block for part in scheduled.parts) if scheduled else manifest.whole or manifest.blocks
         self._static = static_outputs(manifest.inputs, self._blocks)
@@ -145,7 +147,12 @@ class Chain:
         self._runner = 0
         self._process = os.getpid()
         self._finalizer = weakref.finalize(self, _close_behind, self._supply, self._turn, self._process)
-        self._notes = {"schedule": scheduled.fallback} if scheduled and scheduled.fallback else {}
+        self._notes = {}
+        for note in measured_elsewhere(manifest.profile, folder):
+            self._notes["profile"] = note
+        if scheduled and scheduled.fallback:
+            self._notes["schedule"] = scheduled.fallback
+
         self._predicted = scheduled.choice.seconds if scheduled else None
         self._logged: set[str] = set()
         self._closing = self._release_after_run = False
@@ -351,15 +358,15 @@ class Chain:
 
     def stats(self) -> dict[str, Any]:
         """What happened since open, in counts, seconds and bytes, and what the chain takes. A new dict each time."""
-        bytes_read, read_seconds = self._loader.bytes_read, self._loader.read_seconds
+        loaded, read_seconds = self._loader.bytes_read, self._loader.read_seconds
         return {
             "requests": self._requests,
             "sweeps": self._sweeps,
-            "bytes_read": bytes_read,
+            "bytes_read": self._supply.bytes_read,
             "stall_seconds": self._stall_seconds,
             "execute_seconds": self._execute_seconds,
             "read_seconds": read_seconds,
-            "read_rate": bytes_read / read_seconds if read_seconds else 0.0,
+            "read_rate": loaded / read_seconds if read_seconds else 0.0,
             "slow_reads": self._loader.slow_reads,
             "arena_bytes": self._supply.arena.size,
             "resident_bytes": self._supply.resident_bytes,
@@ -372,6 +379,7 @@ class Chain:
             "mode": self._supply.mode,
             "predicted_seconds": self._predicted,
             "fallbacks": self._fallbacks(),
+            **self._supply.row_counts,
         }
 
     def close(self) -> None:
@@ -456,7 +464,7 @@ def _close_behind(supply: Supply, turn: AbstractContextManager[Any], process: in
     process has none of these threads, and leaves it to its parent."""
     if os.getpid() != process:
         return
-    if supply.loader.owns_this_thread():
+    if supply.owns_this_thread():
         arguments = (supply, turn, process)
         threading.Thread(target=_close_behind, args=arguments, name="trt-layering-close").start()
         return

@@ -124,7 +124,11 @@ def _sound(choice: Choice, parts: Partition) -> bool:
 def scheduled(folder: Path, chain: Chain, arena_bytes: int, read_size: int, mode: Mode) -> Scheduled:
     """What to execute and read in an arena of at most `arena_bytes`, requests being at most `read_size` bytes: the
     best that is known ("auto"), one block at a time ("sequential"), or two halves in turn ("double"), for which the
-    floor may be too small, which is then said. Raises ValueError under the floor."""
+    floor may be too small, which is then said. Where the arena also holds all tables, they are loaded, not read by
+    rows. Raises ValueError under the floor."""
+    tables = mode == "auto" and any(block.rows is not None for block in chain.blocks)
+    if tables and arena_bytes >= chain.loaded_bytes:
+        return _all_loaded(chain, read_size)
     whole = partition(chain)
     fallback = None
     if mode == "auto":
@@ -139,3 +143,13 @@ def scheduled(folder: Path, chain: Chain, arena_bytes: int, read_size: int, mode
     parts: Sequence[Part] = chain.parts
     chosen = tuple(parts[index] for index in choice.parts)
     return Scheduled(chosen, choice, choice.schedule(whole.pieces, read_size), fallback)
+
+
+def _all_loaded(chain: Chain, read_size: int) -> Scheduled:
+    """Every block with all its weights, tables too, in a place of its own."""
+    blocks = tuple(msgspec.structs.replace(block, rows=None) for block in chain.blocks)
+    chain = msgspec.structs.replace(chain, blocks=blocks)
+    whole = partition(chain)
+    lengths = [piece.nbytes for piece in whole.pieces[: whole.blocks]]
+    choice = rate(whole, tuple(range(whole.blocks)), layouts.ring(lengths, sum(lengths)), pace(chain))
+    return Scheduled(chain.parts[: whole.blocks], choice, choice.schedule(whole.pieces, read_size), None)
