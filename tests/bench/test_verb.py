@@ -47,13 +47,15 @@ def test_a_small_chain_at_two_budgets(
     floor = footprint("layers", repository=repository).floor
     status, told = as_json(
         capfd, "layers", "--repository", repository, "--onnx", model, "--budgets", f"{floor},64MiB", "--iterations", 3,
-        "--rounds", 1, "--against", "resident,memory", "--output", tmp_path / "new" / "folder",
+        "--rounds", 1, "--against", "double,sequential,memory", "--output", tmp_path / "new" / "folder",
         "--plot", tmp_path / "curve.svg",
     )  # fmt: skip
     assert (status, told.get("error")) == (0, None)
     assert told == json.loads((tmp_path / "new" / "folder" / "bench.json").read_text())
     by = {(point["subject"], point["budget_bytes"]): point for point in told["points"]}
-    assert set(by) == {("chain", floor), ("chain", 64 << 20), ("memory", None), ("resident", None)}
+    assert set(by) == {(n, b) for n in ("chain", "sequential", "double") for b in (floor, 64 << 20)} | {
+        ("memory", None)
+    }
     for point in told["points"]:
         assert 0 < point["min_ms"] <= point["median_ms"] <= point["p99_ms"]
         assert point["ratio"] > 0
@@ -64,7 +66,12 @@ def test_a_small_chain_at_two_budgets(
     names = sorted(path.name for path in (tmp_path / "new" / "folder").iterdir())
     pictures = ["curve.png", "curve.svg", "timeline.png", "timeline.svg"]
     assert names == ["bench.json", *pictures]
-    assert {event["kind"] for event in told["timeline"]["events"]} >= {"read", "execute"}
+    timeline = told["timeline"]
+    executed = [(event["sweep"], event["block"]) for event in timeline["events"] if event["kind"] == "execute"]
+    assert executed == [(sweep, block) for sweep in (0, 1) for block in range(timeline["blocks"])]
+    assert any(event["kind"] == "read" for event in timeline["events"])
+    assert all(0 <= event["begin"] <= event["end"] <= timeline["end"] for event in timeline["events"])
+    assert all(0 <= held <= timeline["arena_bytes"] for _, held in timeline["arena"])
 
 
 def test_without_the_uncut_model_its_subjects_are_left_out_in_words(

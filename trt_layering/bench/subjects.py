@@ -9,18 +9,21 @@ import contextlib
 import importlib
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trt_layering import child
 from trt_layering.bench import plain
 from trt_layering.runtime import meter
 
+if TYPE_CHECKING:
+    from trt_layering.runtime.trace import Event
+
 _WARM_UPS = 2
-_TRACED_AFTER = 4  # sweeps
-_TRACED = 2
+_TRACED_AFTER = 3  # sweeps
+_TRACED = 6
 _SETTLED_SECONDS = 0.03
 _MOST_SETTLING_SECONDS = 3.0
 
@@ -71,11 +74,10 @@ class _Chain:
         import trt_layering as tl
 
         tl.share_thread_pool()
-        mode: dict[str, Any] = {} if task["mode"] == "auto" else {"mode": task["mode"]}
         self._feeds = feeds
         self.chain = tl.open_chain(
             task["name"], repository=task["repository"], version=task["version"], budget=task["budget"],
-            loader=tl.LoaderOptions(**task["loader"]), **mode,
+            loader=tl.LoaderOptions(**task["loader"]), mode=task["mode"],
         )  # fmt: skip
 
     def run(self) -> child.Feeds:
@@ -173,10 +175,11 @@ class Turns:
 
 
 def traced(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Child function of `child.call`: what happened when in the last sweeps of a chain that has run for a while.
+    """Child function of `child.call`: what happened when in two consecutive sweeps, of the pairs that a chain runs
+    after a while the one of median length.
 
-    `begin` and `end` of `events` are in milliseconds from the first of these sweeps on, `arena` holds pairs of such a
-    time and the bytes of weights that the arena holds from there on.
+    `begin` and `end` of `events` are in milliseconds from the first of the two on, `arena` holds pairs of such a time
+    and the bytes of weights that the arena holds from there on.
     """
     import trt_layering as tl
     from trt_layering.runtime.trace import Trace
@@ -191,23 +194,32 @@ def traced(task: Mapping[str, Any]) -> dict[str, Any]:
             chain.run(feeds)
     events = trace.events
     origin = min(event.begin for event in events)
-    own = [event for event in events if event.kind != "read" and event.sweep >= _TRACED_AFTER]
-    begin, end = min(event.begin for event in own), max(event.end for event in own)
+    first, begin, end = _usual_pair([event for event in events if event.kind != "read"])
     counted = [
         ((one["ts"] / 1e6 + origin - begin) * 1e3, one["args"]["bytes"])
         for one in trace.chrome()["traceEvents"]
         if one["ph"] == "C"
     ]
     return {
-        "arena_bytes": trace.arena_bytes, "blocks": len(trace.blocks), "sweeps": _TRACED, "end": (end - begin) * 1e3,
+        "arena_bytes": trace.arena_bytes, "blocks": len(trace.blocks), "sweeps": 2, "end": (end - begin) * 1e3,
         "events": [
-            {"kind": event.kind, "block": event.block, "sweep": event.sweep - _TRACED_AFTER, "bytes": event.bytes,
+            {"kind": event.kind, "block": event.block, "sweep": event.sweep - first, "bytes": event.bytes,
              "begin": max(0.0, event.begin - begin) * 1e3, "end": (min(event.end, end) - begin) * 1e3}
             for event in events
             if event.end > begin and event.begin < end
         ],
         "arena": [[max(0.0, when), held] for when, held in counted if when < (end - begin) * 1e3],
     }  # fmt: skip
+
+
+def _usual_pair(events: Sequence[Event]) -> tuple[int, float, float]:
+    """The first of two consecutive sweeps whose length together is the median one, when it begins and the other ends;
+    `events` are waits and executions."""
+    pairs = []
+    for first in range(_TRACED_AFTER, _TRACED_AFTER + _TRACED - 1):
+        both = [event for event in events if event.sweep in (first, first + 1)]
+        pairs.append((first, min(event.begin for event in both), max(event.end for event in both)))
+    return sorted(pairs, key=lambda pair: pair[2] - pair[1])[len(pairs) // 2]
 
 
 def imported(task: Mapping[str, Any]) -> int:

@@ -138,12 +138,12 @@ class _Sweep:
         }  # fmt: skip
 
     def _timeline(self) -> dict[str, Any] | None:
-        """Two sweeps at the budget nearest to half the weights; None where no budget streams."""
+        """Two sweeps at the budget whose arena is nearest to half the weights; None where no budget streams."""
         needs = Footprint.of(self._request.chain)
         budgets = [budget for budget in self._request.budgets if budget < needs.resident]
         if not budgets:
             return None
-        budget = min(budgets, key=lambda one: abs(one - needs.weights / 2))
+        budget = min(budgets, key=lambda one: abs(one - needs.fixed - needs.weights / 2))
         self._progress("tracing", 0, 0)
         told: dict[str, Any] = self._call(subjects.traced, self._chain_task(budget, "auto"))
         return {**told, "budget_bytes": budget}
