@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from trt_layering import Footprint
 
 REPOSITORY = models.DEFAULT_FOLDER / "engines"
-BLOCK_SIZE = "16MiB"
+BLOCK_SIZE = "auto"
+LARGE = ("resnet152", "vgg19", "encoder-1", "encoder-128", "densenet201", "yolov4")
 FRACTIONS = (0.10, 0.25, 0.50, 0.75)
 
 
@@ -90,10 +91,13 @@ def footprint(name: str) -> Footprint:
 
 
 def budgets(needs: Footprint) -> list[tuple[str, int]]:
-    """Named budgets from the floor up: fractions of the weights where they lie above it, all weights in the arena, and
-    everything resident."""
+    """Named budgets from the floor up: fractions of the weights (where such a budget is under the floor, the arena
+    alone has that fraction, and a + says so), all weights in the arena, and everything resident."""
     steps = [("floor", needs.floor)]
-    steps += [(f"{part:.0%}", int(part * needs.weights)) for part in FRACTIONS if part * needs.weights > needs.floor]
+    for part in FRACTIONS:
+        label, budget = f"{part:.0%}", int(part * needs.weights)
+        steps.append((label, budget) if budget >= needs.floor else (f"{label}+", needs.fixed + budget))
+    steps = [(label, budget) for label, budget in steps if budget >= needs.floor]
     return [*steps, ("weights", needs.fixed + needs.weights), ("all", needs.resident)]
 
 

@@ -17,15 +17,18 @@ from typing import Literal
 import msgspec
 import xxhash
 
+from trt_layering.errors import StoreError
 from trt_layering.schedule import layouts
 from trt_layering.schedule.partition import Partition, Piece
 from trt_layering.schedule.residency import Schedule
 from trt_layering.schedule.simulate import Pace
-from trt_layering.schedule.table import Choice, Table, choose, make_table, rate
+from trt_layering.schedule.table import Choice, Table, best_choice, choose, make_table, rate
 from trt_layering.store.manifest import SCHEDULES_FILE, Chain, Part, open_plain, sync_folder
 
 _KIND = 1
 """Counted up when tables are made otherwise, so that older ones are made again."""
+
+_MADE_NOW = f"{SCHEDULES_FILE} is missing, damaged or not of this chain's profile: made again when the chain was opened"
 
 Mode = Literal["auto", "sequential", "double"]
 
@@ -72,10 +75,11 @@ def pace(chain: Chain) -> Pace:
 
 def write_table(folder: Path, chain: Chain) -> Table:
     """Make the table for `chain` and write it to `folder`; at no moment is a part of it there. Raises OSError."""
-    table = make_table(partition(chain), pace(chain))
+    whole, speed = partition(chain), pace(chain)
+    table = make_table(whole, speed)
     draft = folder / f"{SCHEDULES_FILE}.draft"
     with open(draft, "wb") as file:
-        file.write(msgspec.json.encode(_File(_digest(chain), table)))
+        file.write(msgspec.json.encode(_File(_digest(whole, speed), table)))
         file.flush()
         os.fsync(file.fileno())
     os.rename(draft, folder / SCHEDULES_FILE)
@@ -85,30 +89,31 @@ def write_table(folder: Path, chain: Chain) -> Table:
 
 def read_table(folder: Path, chain: Chain) -> tuple[Table, str | None]:
     """The table for `chain`, from `folder` or else made now, and why it was made now."""
-    path = folder / SCHEDULES_FILE
+    whole, speed = partition(chain), pace(chain)
     try:
-        with open(open_plain(path), "rb") as file:
+        with open(open_plain(folder / SCHEDULES_FILE), "rb") as file:
             found = msgspec.json.decode(file.read(), type=_File)
-    except Exception:
+    except (OSError, StoreError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         found = None
-    if found is not None and found.made_for == _digest(chain) and _fits(found.table, partition(chain)):
+    if found is not None and found.made_for == _digest(whole, speed) and _fits(found.table, whole):
         return found.table, None
-    return make_table(partition(chain), pace(chain)), f"{SCHEDULES_FILE} is missing or not of this chain's profile"
+    return make_table(whole, speed), _MADE_NOW
 
 
-def _digest(chain: Chain) -> str:
+def _digest(whole: Partition, speed: Pace) -> str:
     """Of all that a table is made from."""
-    numbers = [(piece.first, piece.count, piece.extents, piece.execute) for piece in partition(chain).pieces]
-    return xxhash.xxh3_128_hexdigest(msgspec.json.encode([_KIND, numbers, pace(chain)]))
+    numbers = [(piece.first, piece.count, piece.extents, piece.execute) for piece in whole.pieces]
+    return xxhash.xxh3_128_hexdigest(msgspec.json.encode([_KIND, numbers, speed]))
 
 
-def _fits(table: Table, parts: Partition) -> bool:
-    """Whether every choice executes all blocks in order and keeps to its arena."""
+def _fits(table: Table, whole: Partition) -> bool:
+    """Whether there is a choice for any arena; each is looked at when it is taken."""
     ascending = all(a.arena_bytes < b.arena_bytes for a, b in pairwise(table))
-    return bool(table) and ascending and table[0].arena_bytes <= parts.floor and all(_sound(c, parts) for c in table)
+    return bool(table) and ascending and table[0].arena_bytes <= whole.floor
 
 
 def _sound(choice: Choice, parts: Partition) -> bool:
+    """Whether `choice` executes all blocks in order and keeps to its arena."""
     at = 0
     if len(choice.parts) != len(choice.offsets):
         return False
@@ -134,6 +139,8 @@ def scheduled(folder: Path, chain: Chain, arena_bytes: int, read_size: int, mode
     if mode == "auto":
         table, fallback = read_table(folder, chain)
         choice = choose(table, arena_bytes)
+        if not _sound(choice, whole):
+            choice, fallback = best_choice(whole, arena_bytes, pace(chain)), _MADE_NOW
     else:
         lengths = [piece.nbytes for piece in whole.pieces[: whole.blocks]]
         halves = layouts.double_buffer(lengths, arena_bytes) if mode == "double" else None

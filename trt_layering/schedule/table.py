@@ -8,9 +8,11 @@ memory never costs time.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
+from heapq import nsmallest
 from operator import attrgetter
+from typing import NamedTuple
 
 from trt_layering.schedule import layouts
 from trt_layering.schedule.partition import Cover, Partition, Piece
@@ -21,7 +23,7 @@ SIZES = 64
 """At most so many sizes of arena in a table."""
 _SLOTS = (2, 3, 4, 6, 10, 16)
 """How many of the largest blocks a ring beside kept blocks may hold."""
-_FINALISTS = 3
+_FINALISTS = 4
 _ALIKE = 1.005
 _WHOLE = 1 << 62
 _READ_SIZE = 4 << 20
@@ -86,21 +88,31 @@ def best_choice(partition: Partition, arena_bytes: int, pace: Pace) -> Choice:
     if arena_bytes < partition.floor:
         raise ValueError("the arena is smaller than the largest block")
     arena_bytes -= arena_bytes % layouts.PAGE
-    drafts = sorted(set(_drafts(partition, arena_bytes)))
-    rated = sorted((_rough(partition.pieces, draft, pace), draft) for draft in drafts)
-    choices = [rate(partition, *draft, pace) for _, draft in rated[:_FINALISTS]]
+    good = _best(partition, set(_drafts(partition, arena_bytes)), pace)
+    finer = {draft for one in good for draft in _refined(partition, one, arena_bytes)}
+    choices = [rate(partition, draft.cover, draft.offsets, pace) for draft in _best(partition, finer.union(good), pace)]
     quickest = min(choice.seconds for choice in choices)
     return min((c for c in choices if c.seconds <= _ALIKE * quickest), key=attrgetter("streamed_bytes", "seconds"))
 
 
-Draft = tuple[Cover, layouts.Layout]
+class _Draft(NamedTuple):
+    """Pieces to execute at `offsets`; those at the positions `kept` of the cover have places of their own."""
+
+    cover: Cover
+    kept: tuple[int, ...]
+    offsets: layouts.Layout
 
 
-def _rough(pieces: Sequence[Piece], draft: Draft, pace: Pace) -> tuple[float, int]:
+def _best(partition: Partition, drafts: Set[_Draft], pace: Pace) -> list[_Draft]:
+    """A few of `drafts`, the best by a quick prediction; always the same ones."""
+    return nsmallest(_FINALISTS, drafts, key=lambda draft: (_rough(partition, draft, pace), draft))
+
+
+def _rough(partition: Partition, draft: _Draft, pace: Pace) -> tuple[float, int]:
     """A quick prediction, in which one whole block is read at once, and the bytes read."""
-    cover, offsets = draft
-    schedule = place([pieces[index].extents for index in cover], offsets, _WHOLE)
-    execute = [pieces[index].execute * pace.execute_slowdown for index in cover]
+    pieces = [partition.pieces[index] for index in draft.cover]
+    schedule = place([((0, piece.nbytes),) for piece in pieces], draft.offsets, _WHOLE)
+    execute = [piece.execute * pace.execute_slowdown for piece in pieces]
     return rough_sweep_time(schedule, execute, pace.byte_time), schedule.streamed_bytes
 
 
@@ -112,26 +124,22 @@ def rate(partition: Partition, cover: Cover, offsets: layouts.Layout, pace: Pace
     return Choice(schedule.arena_bytes, seconds, schedule.resident_bytes, schedule.streamed_bytes, cover, offsets)
 
 
-def _drafts(partition: Partition, arena_bytes: int) -> Iterator[Draft]:
-    """Candidates for one size of arena."""
+def _drafts(partition: Partition, arena_bytes: int) -> Iterator[_Draft]:
+    """Candidates for one size of arena: for each cover a ring, the double buffer, and rings beside blocks that stay."""
     for cover in partition.covers():
         pieces = [partition.pieces[index] for index in cover]
         lengths = [piece.nbytes for piece in pieces]
         if max(lengths, default=0) > arena_bytes:
             continue
+        yield _Draft(cover, (), layouts.ring(lengths, arena_bytes))
         if sum(lengths) <= arena_bytes:
-            yield cover, layouts.ring(lengths, arena_bytes)
             continue
-        yield from ((cover, layout) for layout in _rings(lengths, arena_bytes))
         halves = layouts.double_buffer(lengths, arena_bytes)
         if halves is not None:
-            yield cover, halves
+            yield _Draft(cover, (), halves)
         for kept in _kept(lengths, [piece.execute for piece in pieces], arena_bytes):
-            yield from _beside(partition, cover, kept, arena_bytes)
-
-
-def _rings(lengths: Sequence[int], size: int) -> list[layouts.Layout]:
-    return [layouts.ring(lengths, size), *layouts.even_rings(lengths, size)]
+            joined, stays = partition.join_kept(cover, kept)
+            yield _beside(partition, joined, stays, arena_bytes)
 
 
 def _kept(lengths: Sequence[int], execute: Sequence[float], arena_bytes: int) -> set[frozenset[int]]:
@@ -143,10 +151,18 @@ def _kept(lengths: Sequence[int], execute: Sequence[float], arena_bytes: int) ->
     return found - {frozenset()}
 
 
-def _beside(partition: Partition, cover: Cover, kept: frozenset[int], arena_bytes: int) -> Iterator[Draft]:
-    """Rings beside the blocks `kept`, of which neighbours are joined."""
-    joined, stays = partition.join_kept(cover, kept)
-    lengths = [partition.pieces[index].nbytes for index in joined]
-    streamed, room = layouts.beside(lengths, stays, arena_bytes)
-    for layout in _rings(streamed, room):
-        yield joined, layouts.with_kept(layout, lengths, stays)
+def _beside(partition: Partition, cover: Cover, kept: frozenset[int], arena_bytes: int) -> _Draft:
+    """A ring beside the pieces that stay."""
+    lengths = [partition.pieces[index].nbytes for index in cover]
+    streamed, room = layouts.beside(lengths, kept, arena_bytes)
+    offsets = layouts.with_kept(layouts.ring(streamed, room), lengths, kept)
+    return _Draft(cover, tuple(sorted(kept)), offsets)
+
+
+def _refined(partition: Partition, draft: _Draft, arena_bytes: int) -> Iterator[_Draft]:
+    """`draft` with rings that its pieces go round a whole number of times."""
+    kept = frozenset(draft.kept)
+    lengths = [partition.pieces[index].nbytes for index in draft.cover]
+    streamed, room = layouts.beside(lengths, kept, arena_bytes)
+    for ring in layouts.even_rings(streamed, room):
+        yield draft._replace(offsets=layouts.with_kept(ring, lengths, kept))
