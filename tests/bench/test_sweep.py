@@ -24,6 +24,9 @@ from trt_layering.store.manifest import Chain, read_manifest
 MIB = 1 << 20
 BUDGETS = [40 * MIB, 80 * MIB]
 LIBRARIES = 30 * MIB
+NEEDS = Footprint(
+    largest_block=MIB, activations=0, scratch=0, engines=0, weights=60 * MIB, tables=0, resident=100 * MIB
+)
 SECONDS = {"chain": 0.02, "sequential": 0.05, "double": 0.04, "mapped": 0.2, "memory": 0.01, "resident": 0.012}
 
 
@@ -101,7 +104,7 @@ class AnyGroup:
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr(sweep, "MemoryGroup", AnyGroup)
-    monkeypatch.setattr(Footprint, "of", lambda chain: Footprint(MIB, 0, 0, 0, 60 * MIB, 100 * MIB))
+    monkeypatch.setattr(Footprint, "of", lambda chain: NEEDS)
     return Bench(read_manifest(samples.publish_tiny(tmp_path)), tmp_path)
 
 
@@ -196,7 +199,11 @@ SIZES = st.integers(0, 1 << 40)
 
 @given(largest=SIZES, fixed=SIZES, weights=SIZES, more=SIZES)
 def test_default_budgets_go_from_the_floor_to_everything(largest: int, fixed: int, weights: int, more: int) -> None:
-    needs = Footprint(largest, fixed, 0, 0, max(weights, largest), max(weights, largest) + fixed + more)
+    weights = max(weights, largest)
+    needs = Footprint(
+        largest_block=largest, activations=fixed, scratch=0, engines=0, weights=weights, tables=more,
+        resident=weights + fixed + more,
+    )  # fmt: skip
     budgets = sweep.default_budgets(needs)
     assert budgets == sorted(set(budgets))
     assert budgets[0] == max(1, needs.floor)

@@ -74,7 +74,8 @@ def default_budgets(needs: Footprint) -> list[int]:
     """About eight from the floor to everything: fractions of the weights that lie between, and even ratios, where these
     are not next to another one."""
     low, high = max(needs.floor, 1), max(needs.resident, needs.floor, 1)
-    chosen = [low, high, *(int(part * needs.weights) for part in _FRACTIONS if low < part * needs.weights < high)]
+    fractions = [int(part * (needs.weights + needs.tables)) for part in _FRACTIONS]
+    chosen = [low, high, *(budget for budget in fractions if low < budget < high)]
     for step in range(1, _STEPS):
         budget = round(low * (high / low) ** (step / _STEPS))
         if all(max(budget, other) > _APART * min(budget, other) for other in chosen):
