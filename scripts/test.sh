@@ -6,5 +6,5 @@ cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/environment.sh
 source scripts/environment.sh
 
-environment test models
+environment test models report
 exec "$python" -m pytest "$@"

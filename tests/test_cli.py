@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +85,13 @@ def as_json(capfd, *words: object) -> tuple[int, dict]:
     return status, json.loads(out)
 
 
+def plainly(capfd, verb: str, name: str, repository: Path) -> list[str]:
+    """Lines on standard output of a command that succeeds."""
+    capfd.readouterr()
+    assert cli.main([verb, name, "--repository", str(repository)]) == 0
+    return capfd.readouterr().out.splitlines()
+
+
 def run_words(repository: Path, *words: object) -> list[object]:
     return ["run", "four-layers", "--repository", repository, "--shape", "x:0:2x128", *words]
 
@@ -99,6 +107,25 @@ class TestVerbs:
         assert (built["name"], built["version"], built["blocks"], built["max_abs_diff"]) == ("m", 1, 4, 0.0)
         assert built["weights_bytes"] == 4 * WIDTH * WIDTH * 4
         assert Path(built["path"], "chain.json").is_file()
+
+    def test_build_with_narrow_weights(self, capfd, model, tmp_path):
+        words = ["build", model, "--repository", tmp_path, "--block-size", "64KiB", "--weights", "fp16"]
+        status, told = as_json(capfd, *words, "--weights-tolerance", "2e-3")
+        assert status == 0
+        [built] = told["models"]
+        assert (built["weights"], built["weights_bytes"]) == ("fp16", 4 * WIDTH * WIDTH * 2)
+        assert [one["block"] for one in built["narrowed"]] == ["block-000", "block-001"]
+        for one in built["narrowed"]:
+            assert (one["bytes_before"], one["bytes_after"], one["kept"]) == (2 * 64 << 10, 64 << 10, [])
+            assert 0 < one["max_rel_diff"] <= 2e-3
+        chain = as_json(capfd, "inspect", built["path"])[1]
+        assert (chain["weights"], chain["narrowed"]) == ("fp16", built["narrowed"])
+        assert as_json(capfd, "verify", built["name"], "--repository", tmp_path, "--onnx", model)[0] == 0
+        for verb in (words, ["inspect", built["path"]]):
+            assert cli.main([*map(str, verb)]) == 0
+            assert "weights in fp16 change a block's output by" in capfd.readouterr().out
+        status, told = as_json(capfd, *words, "--weights-tolerance", "nan")
+        assert (status, told["error"]["remedy"]) == (2, "give one like 1e-3")
 
     def test_run_on_random_inputs(self, capfd, repository):
         status, told = as_json(capfd, *run_words(repository, "--iterations", 3, "--seed", 5))
@@ -156,6 +183,27 @@ class TestVerbs:
         assert [event["cat"] for event in events if event["ph"] == "X"].count("execute") == 8
         assert {event["ph"] for event in events} == set("MXsfC")
 
+    def test_schedule(self, capfd, repository):
+        """The keys that programs rely on, for a budget that holds all, one that does not, and one under the floor."""
+        words = ("schedule", "four-layers", "--repository", repository)
+        status, whole = as_json(capfd, *words)
+        numbers = {"resident_bytes", "streamed_bytes", "arena_bytes", "predicted_ms"}
+        assert status == 0
+        assert whole["fits"]
+        assert whole["resident_bytes"] == whole["weights_bytes"] == 4 * WIDTH * WIDTH * 4
+        assert (whole["streamed_bytes"], whole["required_read_rate"], whole["break_even_runs"]) == (0, 0, None)
+        assert whole["predicted_ms"] == whole["all_resident_ms"] > 0
+        assert whole["measured_read_rate"] > 0
+        floor = whole["floor_bytes"]
+        status, told = as_json(capfd, *words, "--budget", floor, "--read-rate", "2GB/s", "--chain-version", 1)
+        assert (status, told["fits"], told["assumed_read_rate"]) == (0, True, 2e9)
+        assert told["activation_bytes"] == whole["activation_bytes"]
+        assert told["predicted_ms"] >= told["all_resident_ms"]
+        assert not {key for key in numbers if told[key] is None}
+        status, told = as_json(capfd, *words, "--budget", floor - 1)
+        assert (status, told["fits"], told["floor_bytes"]) == (3, False, floor)
+        assert {key for key in {*numbers, "required_read_rate", "break_even_runs"} if told[key] is not None} == set()
+
     def test_verify(self, capfd, repository, model):
         words = ("verify", "four-layers", "--repository", repository, "--onnx", model)
         status, told = as_json(capfd, *words)
@@ -203,6 +251,17 @@ class TestVerbs:
         ]
         assert as_json(capfd, "inspect", model)[1]["operators"] == {"MatMul": 4, "Relu": 4}
 
+    def test_profile(self, capfd, repository, monkeypatch):
+        from trt_layering import profiling
+
+        monkeypatch.setattr(profiling.measure, "__kwdefaults__", {"seconds": 0.0})
+        status, told = as_json(capfd, "profile", "four-layers", "--repository", repository, "--chain-version", 1)
+        assert (status, told["name"], len(told["execute_seconds"])) == (0, "four-layers", 5)
+        kept = as_json(capfd, "inspect", "four-layers", "--repository", repository)[1]["profile"]
+        assert {"name": "four-layers", **kept} == told
+        assert kept["machine"]["processor"] in "\n".join(plainly(capfd, "profile", "four-layers", repository))
+        assert any("MB/s" in line for line in plainly(capfd, "inspect", "four-layers", repository))
+
     def test_doctor(self, capfd, tmp_path, monkeypatch):
         from trt_layering import doctor
 
@@ -220,6 +279,7 @@ class TestVerbs:
             (["verify", "four-layers", "--repository", repository, "--onnx", model], "agrees with"),
             (["inspect", "four-layers", "--repository", repository], "block-001"),
             (["inspect", model], "4 MatMul"),
+            (["schedule", "four-layers", "--repository", repository], "fits: "),
         ):
             assert cli.main([*map(str, words)]) == 0
             assert wanted in capfd.readouterr().out
@@ -240,11 +300,42 @@ class TestConfiguration:
         _, told = as_json(capfd, "build", config)
         assert [(built["name"], built["blocks"]) for built in told["models"]] == [("a", 4), ("b", 2)]
         assert as_json(capfd, "build", config, "--name", "b", "--block-size", "64KiB")[1]["models"][0]["blocks"] == 4
-        _, told = as_json(capfd, "run", config, "--name", "b")
-        assert told["stats"]["budget_bytes"] == 64 << 20
+        _, divided = as_json(capfd, "schedule", config)
+        shares = {portion["name"]: portion["share_bytes"] for portion in divided["models"]}
+        for name in ("a", "b"):
+            _, told = as_json(capfd, "run", config, "--name", name)
+            assert told["stats"]["budget_bytes"] == shares[name]
         _, told = as_json(capfd, "run", config, "--name", "a", "--budget", "32MiB")
         assert told["stats"]["budget_bytes"] == 32 << 20
         assert as_json(capfd, "verify", config, "--name", "a")[1]["passed"]
+
+    def test_one_budget_for_several_models(self, capfd, config):
+        assert as_json(capfd, "build", config)[0] == 0
+        status, told = as_json(capfd, "schedule", config)
+        assert (status, told["fits"], told["budget_bytes"]) == (0, True, 64 << 20)
+        assert sum(portion["share_bytes"] for portion in told["models"]) + told["left_bytes"] == 64 << 20
+        assert all(portion["predicted_ms"] > 0 for portion in told["models"])
+        _, one = as_json(capfd, "schedule", config, "--name", "b")
+        assert (one["name"], one["budget_bytes"]) == ("b", told["models"][1]["share_bytes"])
+        status, told = as_json(capfd, "schedule", config, "--budget", told["floor_bytes"] - 1)
+        assert (status, told["fits"], told["left_bytes"]) == (3, False, None)
+        assert cli.main(["schedule", str(config)]) == 0
+        lines = capfd.readouterr().out.splitlines()
+        assert lines[0].startswith("fits: 2 models get ")
+        assert [line.split()[0] for line in lines[2:]] == ["model", "a", "b", "all"]
+
+    def test_what_cannot_be_divided(self, capfd, config):
+        for more, status, words in (
+            ((), 4, "a, b are not built"),
+            (("--chain-version", 1), 2, "one model"),
+            (("--read-rate", "1GB"), 2, "one model"),
+        ):
+            got, told = as_json(capfd, "schedule", config, *more)
+            assert got == status
+            assert words in told["error"]["what"]
+        config.write_text(config.read_text().replace("memory_budget: 64MiB\n", ""))
+        status, told = as_json(capfd, "schedule", config)
+        assert (status, "no memory_budget" in told["error"]["what"]) == (2, True)
 
     def test_verify_reads_as_the_file_says(self, capfd, config, monkeypatch):
         from trt_layering import verification
@@ -254,7 +345,7 @@ class TestConfiguration:
         real, asked = verification.open_chain, []
         monkeypatch.setattr(verification, "open_chain", lambda *a, **k: asked.append(k["loader"]) or real(*a, **k))
         assert as_json(capfd, "verify", config, "--name", "a")[0] == 0
-        assert asked == [LoaderOptions(direct_io="never", read_size=4 << 20)]
+        assert asked == [LoaderOptions(direct_io="never")]
 
     @pytest.mark.parametrize(("key", "word"), [("backend", "tensorrt"), ("precision", "fp16")])
     def test_what_cannot_be_had_yet(self, capfd, model, tmp_path, key, word):
@@ -325,7 +416,19 @@ class TestMistakes:
             (["verify", "four-layers", "--onnx", "none.onnx"], 1, "the model cannot be read"),
             (["verify", "four-layers", "--onnx", "words.onnx"], 1, "not an ONNX model"),
             (["verify", "four-layers", "--onnx", "m.onnx", "--seed", "-1"], 2, "--seed"),
+            (["schedule", "nobody"], 4, "nobody"),
+            (["schedule", "none.yaml"], 2, "none.yaml"),
+            (["schedule", "four-layers", "--name", "x"], 2, "--name"),
+            (["schedule", "four-layers", "--budget", "0"], 2, "--budget"),
+            (["schedule", "four-layers", "--budget", "little"], 2, "--budget"),
+            (["schedule", "four-layers", "--read-rate", "fast"], 2, "--read-rate"),
+            (["schedule", "four-layers", "--read-rate", "0"], 2, "--read-rate"),
+            (["schedule", "four-layers", "--read-rate", "5TB"], 2, "--read-rate"),
+            (["schedule", "four-layers", "--read-rate", "1B/s"], 2, "--read-rate"),
             (["inspect", "nobody"], 4, "nobody"),
+            (["profile", "nobody"], 4, "nobody"),
+            (["profile", "../x"], 2, "../x"),
+            (["profile", "four-layers", "--chain-version", "9"], 4, "no version 9"),
             (["inspect", "words.onnx"], 1, "words.onnx"),
             (["inspect", "in.npy"], 2, "no file of a chain"),
             (["inspect", "short.plan"], 4, "header"),
@@ -552,14 +655,20 @@ class TestProcesses:
 class TestProgress:
     def test_bars_on_a_terminal(self, model, tmp_path):
         leader, follower = pty.openpty()
+        shown = bytearray()
+
+        def read() -> None:  # a terminal that nobody reads from fills up, and then writing to it waits
+            with contextlib.suppress(OSError):
+                while part := os.read(leader, 65536):
+                    shown.extend(part)
+
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
         done = command(
             "build", model, "--repository", tmp_path, stderr=follower, env={"TERM": "xterm", "COLUMNS": "80"}
         )
         os.close(follower)
-        shown = b""
-        with contextlib.suppress(OSError):
-            while part := os.read(leader, 65536):
-                shown += part
+        reader.join()
         os.close(leader)
         assert done.returncode == 0
         assert "100%" in shown.decode()

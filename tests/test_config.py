@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trt_layering.config import Loader, Model, ReadSize, Size, load, resolve_model
+from trt_layering.config import Duration, Loader, Model, ReadSize, Share, Size, Tolerance, load, resolve_model
 from trt_layering.errors import ConfigError, ModelError, UsageError
 from trt_layering.shapes import ShapeRange
 
@@ -27,6 +27,8 @@ models:
       input1: {min: 1x1x64x32, opt: 1x1x64x160, max: 1x1x64x320}
       "b:0": 2x3
   - {name: other, onnx: o.onnx, optimise: false, split: false, build_memory: 2GiB}
+  - {name: narrow, onnx: n.onnx, weights: bf16, weights_tolerance: 1e-3}
+  - {name: quick, onnx: q.onnx, share: 20MiB, priority: 2.5, deadline: 100ms, wave: 8}
 """
 
 
@@ -53,6 +55,8 @@ def test_everything_is_read(write):
             shapes={"input1": varying, "b:0": fixed},
         ),
         Model(name="other", onnx="o.onnx", optimise=False, split=False, build_memory=Size(2 << 30)),
+        Model(name="narrow", onnx="n.onnx", weights="bf16", weights_tolerance=Tolerance(1e-3)),
+        Model(name="quick", onnx="q.onnx", share=Share(20 << 20), priority=2.5, deadline=Duration(0.1), wave=8),
     )  # fmt: skip
     assert varying.for_build() == {"min": (1, 1, 64, 32), "opt": (1, 1, 64, 160), "max": (1, 1, 64, 320)}
     assert fixed.for_build() == (2, 3)
@@ -62,23 +66,32 @@ def test_loader_defaults_are_the_runtimes():
     from trt_layering.runtime.loader import LoaderOptions
 
     ours, theirs = Loader(), LoaderOptions()
-    assert (ours.direct_io, ours.threads, ours.verify) == (theirs.direct_io, theirs.threads, theirs.verify)
-    assert ours.read_size == theirs.read_bytes
+    assert (ours.direct_io, ours.verify) == (theirs.direct_io, theirs.verify)
+    assert (str(ours.threads), str(ours.read_size)) == (theirs.threads, theirs.read_size) == ("auto", "auto")
+
+
+def test_auto_may_be_said_too(write):
+    path = write(GOOD.replace("threads: 3, read_size: 8MiB", "threads: auto, read_size: auto"))
+    assert load(path).deployment.loader == Loader(direct_io="never", verify="always")
+    settings = {setting.field: setting.value for setting in load(path).settings()}
+    assert (settings["loader.threads"], settings["loader.read_size"]) == ("auto", "auto")
 
 
 def test_the_arguments_of_a_build(write):
     """All that `build` takes but where, and each as the file says."""
     from trt_layering.building import build
 
-    first, other = load(write(GOOD)).deployment.models
+    first, other, narrow, _ = load(write(GOOD)).deployment.models
     assert set(first.for_build()) == set(inspect.signature(build).parameters) - {"repository", "progress"}
     assert first.for_build() == {
         "model": Path("models/ocr.onnx"), "name": "ocr", "backend": "onnxruntime", "precision": "fp32",
         "block_size": 4 << 20, "optimise": True, "split": True, "memory": 1 << 30,
+        "weights": "fp32", "weights_tolerance": None,
         "shapes": {"input1": {"min": (1, 1, 64, 32), "opt": (1, 1, 64, 160), "max": (1, 1, 64, 320)}, "b:0": (2, 3)},
     }  # fmt: skip
     built = other.for_build()
     assert (built["optimise"], built["split"], built["memory"], built["shapes"]) == (False, False, 2 << 30, {})
+    assert (narrow.for_build()["weights"], narrow.for_build()["weights_tolerance"]) == ("bf16", 1e-3)
 
 
 @pytest.mark.parametrize("later", [{"backend": "tensorrt"}, {"precision": "fp16"}])
@@ -98,8 +111,10 @@ def test_what_cannot_be_built_yet(later):
         ("4MiB", "[4]", 8, "models[0].block_size", "Expected a size"),
         ("4MiB", "0", 8, "models[0].block_size", "above zero"),
         ("96MiB", "1.5", 2, "memory_budget", "Expected a size, got 1.5"),
-        ("threads: 3", "threads: three", 3, "loader.threads", "Expected a whole number, got text"),
-        ("threads: 3", "threads: 0", 3, "loader.threads", ">= 1"),
+        ("threads: 3", "threads: three", 3, "loader.threads", "Expected 1 to 64 parallel reads, or auto, got 'three'"),
+        ("threads: 3", "threads: 65", 3, "loader.threads", "Expected 1 to 64 parallel reads"),
+        ("threads: 3", "threads: true", 3, "loader.threads", "Expected 1 to 64 parallel reads"),
+        ("threads: 3", "threads: 0", 3, "loader.threads", "Expected 1 to 64 parallel reads"),
         ("direct_io: never", "direct_io: off", 3, "loader.direct_io", "choose one of auto, always, never"),
         (
             "backend: onnxruntime",
@@ -110,6 +125,8 @@ def test_what_cannot_be_built_yet(later):
         ),
         ("read_size: 8MiB", "read_size: 5000", 3, "loader.read_size", "5000 is no multiple of 4096 bytes"),
         ("read_size: 8MiB", "read_size: 5kB", 3, "loader.read_size", "'5kB' is no multiple of 4096 bytes"),
+        ("read_size: 8MiB", "read_size: 0", 3, "loader.read_size", "above zero"),
+        ("read_size: 8MiB", "read_size: automatic", 3, "loader.read_size", "'automatic' is not a size"),
         ("read_size: 8MiB", "read_size: [4]", 3, "loader.read_size", "Expected a size"),
         ("opt: 1x1x64x160", "opt: 1x1x64x999", 10, "models[0].shapes.input1", "out of order"),
         ("opt: 1x1x64x160", "opt: 1x1", 10, "models[0].shapes.input1", "differ in rank"),
@@ -121,6 +138,26 @@ def test_what_cannot_be_built_yet(later):
         ("name: other", "name: ../other", 12, "models[1].name", "letters, digits"),
         ("name: other, ", "", 12, "models[1]", "'name' is missing"),
         ("optimise: false", "optimise: 3", 12, "models[1].optimise", "Expected true or false"),
+        ("weights: bf16", "weights: int4", 13, "models[2].weights", "choose one of fp32, fp16, bf16"),
+        ("1e-3", "1%", 13, "models[2].weights_tolerance", "a number from 0 to 1"),
+        ("1e-3", "1.5", 13, "models[2].weights_tolerance", "a number from 0 to 1"),
+        ("1e-3", ".nan", 13, "models[2].weights_tolerance", "a number from 0 to 1"),
+        ("1e-3", "true", 13, "models[2].weights_tolerance", "a number from 0 to 1"),
+        ("1e-3", "[1]", 13, "models[2].weights_tolerance", "Expected"),
+        ("share: 20MiB", "share: some", 14, "models[3].share", "'some' is not a size"),
+        ("share: 20MiB", "share: 0", 14, "models[3].share", "above zero"),
+        ("share: 20MiB", "share: null", 14, "models[3].share", "Expected a size"),
+        ("priority: 2.5", "priority: 0", 14, "models[3].priority", "Expected a number > 0.0"),
+        ("priority: 2.5", "priority: -1", 14, "models[3].priority", "Expected a number > 0.0"),
+        ("priority: 2.5", "priority: .nan", 14, "models[3].priority", "Expected a number > 0.0"),
+        ("priority: 2.5", "priority: .inf", 14, "models[3].priority", "Expected a number <= 1000000.0"),
+        ("priority: 2.5", "priority: high", 14, "models[3].priority", "Expected a number, got text"),
+        ("deadline: 100ms", "deadline: 100", 14, "models[3].deadline", "100 is not a time"),
+        ("deadline: 100ms", "deadline: 0ms", 14, "models[3].deadline", "above zero"),
+        ("deadline: 100ms", "deadline: -1ms", 14, "models[3].deadline", "is not a time"),
+        ("deadline: 100ms", "deadline: [1]", 14, "models[3].deadline", "is not a time"),
+        ("wave: 8", "wave: 0", 14, "models[3].wave", ">= 1"),
+        ("wave: 8", "wave: 65", 14, "models[3].wave", "<= 64"),
         ("96MiB", "9" * 400, 2, "memory_budget", "at most 4 EiB"),
         ("    block_size: 4MiB", "    onnx: x", 8, "models[0].onnx", "written twice, first on line 6"),
     ],
@@ -227,6 +264,9 @@ def test_settings_tell_where_each_came_from(write):
     assert settings["models[0].shapes.b:0"] == ("2x3", f"{path}:11")
     assert settings["models[0].precision"] == ("fp32", "default")
     assert settings["models[1].optimise"] == ("false", f"{path}:12")
+    shared = [settings[f"models[{index}].{key}"][0] for index in (1, 3)
+              for key in ("share", "priority", "deadline", "wave")]  # fmt: skip
+    assert shared == ["auto", "1", "none", "4", "20.0 MiB", "2.5", "100 ms", "8"]
 
 
 def test_choosing_a_model(write):

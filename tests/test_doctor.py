@@ -34,23 +34,6 @@ def test_everything_is_looked_at_and_nothing_left_behind(repository, monkeypatch
     json.dumps([finding.numbers for finding in findings.values()])
 
 
-def test_the_sweep(repository):
-    measured = drive.measure(repository, file_bytes=8 << 20, seconds=0.05)
-    combinations = {(rate.threads, rate.read_bytes) for rate in measured.rates}
-    assert {(1, 1 << 20), (4, 1 << 20), (2, 4 << 20)} <= combinations
-    assert all(threads * size <= 8 << 20 for threads, size in combinations)
-    assert measured.direct == (measured.fallback is None)
-    assert measured.enough.threads * measured.enough.read_bytes <= measured.best.threads * measured.best.read_bytes
-    assert list(repository.iterdir()) == []
-
-
-def test_enough_is_the_least_that_is_nearly_the_fastest():
-    rates = [drive.Rate(1, 4, 50.0), drive.Rate(2, 4, 95.0), drive.Rate(4, 4, 100.0), drive.Rate(8, 4, 99.0)]
-    measured = drive.Drive(True, None, rates)
-    assert measured.best == rates[2]
-    assert measured.enough == rates[1]
-
-
 @pytest.mark.parametrize("failing", ["write", "fdatasync", "urandom"])
 def test_the_temporary_file_goes_when_measuring_fails(repository, monkeypatch, failing):
     def fail(*_):

@@ -30,6 +30,7 @@ HEAVY = {
     "msgspec",
     "xxhash",
     "ml_dtypes",
+    "matplotlib",
 }
 # Modules that are not called what their distribution is called, or come with another one.
 DISTRIBUTIONS = {"yaml": "pyyaml", "onnx_ir": "onnx-ir", "PIL": "pillow", "google": "onnx"}
@@ -59,9 +60,8 @@ def imports(path: Path) -> set[str]:
 
 def test_every_import_is_declared(metadata):
     declared = names(metadata["options"]["install_requires"])
-    optional = names(metadata["options.extras_require"]["tensorrt"]) | names(
-        metadata["options.extras_require"]["models"]
-    )
+    extras = metadata["options.extras_require"]
+    optional = names(extras["tensorrt"]) | names(extras["models"]) | names(extras["report"])
     for path in MODULES:
         for module in imports(path):
             assert DISTRIBUTIONS.get(module, module) in declared | optional, f"{path}: {module}"
@@ -77,6 +77,10 @@ def test_dependencies_are_few(metadata):
 
 def test_the_terminals_library_is_the_command_lines():
     assert [path.name for path in MODULES if "rich" in imports(path)] == ["terminal.py"]
+
+
+def test_pictures_are_the_benchs():
+    assert [path.name for path in MODULES if "matplotlib" in imports(path)] == ["figures.py"]
 
 
 def test_versions_agree(metadata):

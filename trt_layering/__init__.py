@@ -29,10 +29,13 @@ if TYPE_CHECKING:
         StoreError,
         UsageError,
     )
+    from trt_layering.planning import Forecast, forecast
+    from trt_layering.profiling import profile
     from trt_layering.runtime.chain import Chain, open_chain
     from trt_layering.runtime.footprint import Footprint, footprint
     from trt_layering.runtime.loader import LoaderOptions
     from trt_layering.runtime.trace import Trace
+    from trt_layering.store.manifest import Profile
     from trt_layering.verification import Verification, verify
 
 __version__ = "0.1.0"
@@ -47,12 +50,16 @@ _HOMES = {
     "Built": "building",
     "Chain": "runtime.chain",
     "Footprint": "runtime.footprint",
+    "Forecast": "planning",
     "LoaderOptions": "runtime.loader",
+    "Profile": "store.manifest",
     "Trace": "runtime.trace",
     "Verification": "verification",
     "build": "building",
     "footprint": "runtime.footprint",
+    "forecast": "planning",
     "open_chain": "runtime.chain",
+    "profile": "profiling",
     "share_thread_pool": "backends.onnxruntime.runtime",
     "verify": "verification",
 }
@@ -67,6 +74,7 @@ __all__ = [
     "ConfigError",
     "CorruptError",
     "Footprint",
+    "Forecast",
     "ForeignError",
     "InputError",
     "LayeringError",
@@ -74,6 +82,7 @@ __all__ = [
     "MemoryLimitError",
     "ModelError",
     "NotBuiltError",
+    "Profile",
     "ReadError",
     "StoreError",
     "Trace",
@@ -81,7 +90,9 @@ __all__ = [
     "Verification",
     "build",
     "footprint",
+    "forecast",
     "open_chain",
+    "profile",
     "share_thread_pool",
     "verify",
 ]

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from trt_layering.errors import UsageError
 from trt_layering.shapes import Shape, ShapeRange, parse_named
 from trt_layering.terminal import Result
-from trt_layering.units import parse_size
+from trt_layering.units import parse_rate, parse_size
 from trt_layering.words import is_text, quoted
 
 if TYPE_CHECKING:
-    from trt_layering.config import Config, Model
+    from trt_layering.config import BlockSize, Config, Model
     from trt_layering.inputs import Pixels
 
 Verb = Callable[[argparse.Namespace], Result]
@@ -52,7 +52,10 @@ def _parser(verbs: Mapping[str, Verb]) -> argparse.ArgumentParser:
         ("build", "cut a model into blocks and store them with their weights", _add_build),
         ("run", "run a built chain on given or random inputs", _add_run),
         ("verify", "compare a built chain with the uncut model on seeded inputs", _add_verify),
+        ("schedule", "say what a budget buys, of a chain or divided among models, before anything runs", _add_schedule),
+        ("bench", "measure a built chain at many budgets, beside plain ONNX Runtime", _add_bench),
         ("inspect", "say what is in a built chain, a block's engine file or a TensorRT plan", _add_inspect),
+        ("profile", "measure a built chain and its drive again, and keep what was found", _add_profile),
         ("doctor", "say what this machine has, and what that means for chains", _add_doctor),
     ):
         words_of_its_own = f"{words[0].upper()}{words[1:]}."
@@ -96,7 +99,12 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
         "--backend", choices=("auto", "onnxruntime", "tensorrt"), help="not yet: tensorrt (default: auto)"
     )
     parser.add_argument("--precision", choices=("fp32", "fp16"), help="not yet: fp16 (default: fp32)")
-    parser.add_argument("--block-size", metavar="SIZE", help="how large a block may be (default: 16MiB)")
+    parser.add_argument(
+        "--weights", choices=("fp32", "fp16", "bf16"), help="how weights of float32 are stored (default: fp32)"
+    )
+    words = "how much that may change an output of a block, as a part of its largest value (default: 1e-3; bf16: 1e-2)"
+    parser.add_argument("--weights-tolerance", type=float, metavar="T", help=words)
+    parser.add_argument("--block-size", metavar="SIZE", help="how large a block may be (default: auto, by the model)")
     parser.add_argument("--memory", metavar="SIZE", help="what the build may take itself (default: 1GiB)")
     parser.add_argument("--no-optimise", action="store_true", help="bit-identical to the model as it is, but slower")
     parser.add_argument("--no-split", action="store_true", help="keep weights larger than a block whole")
@@ -125,8 +133,10 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     words = "write what was read, waited for and executed when, for ui.perfetto.dev"
     parser.add_argument("--trace", metavar="FILE.json", help=words)
     parser.add_argument("--direct-io", choices=("auto", "always", "never"), help="past the page cache (default: auto)")
-    parser.add_argument("--loader-threads", type=int, metavar="N", help="parallel reads (default: 2)")
-    parser.add_argument("--read-size", metavar="SIZE", help="of one read (default: 4MiB)")
+    parser.add_argument(
+        "--loader-threads", type=int, metavar="N", help="parallel reads (default: what the profile found)"
+    )
+    parser.add_argument("--read-size", metavar="SIZE", help="of one read (default: what the profile found)")
     parser.add_argument("--checksums", choices=("first", "always", "never"), help="when to check them (default: first)")
 
 
@@ -135,14 +145,46 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--onnx", metavar="MODEL.onnx", help="the uncut model (CONFIG.yaml has it already)")
     words = (
         "largest difference of an output that passes, as a part of its largest value; 0: bit for bit "
-        "(default: what the build allowed: 1e-5, with --no-optimise 0, or 1e-6 where weights were split)"
+        "(default: what the build allowed: 1e-5, with --no-optimise 0, or 1e-6 where weights were "
+        "split; with --weights fp16 1e-2, bf16 5e-2)"
     )
     parser.add_argument("--tolerance", type=float, metavar="T", help=words)
     _add_inputs(parser)
 
 
+def _add_schedule(parser: argparse.ArgumentParser) -> None:
+    _add_chain(parser)
+    parser.add_argument("--read-rate", metavar="RATE", help="as if the drive read so fast, like 2GB (a second)")
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", metavar="NAME|CONFIG.yaml", help="a built chain, or a deployment that has it")
+    parser.add_argument("--name", metavar="N", help="which model of CONFIG.yaml, where it has several")
+    _add_repository(parser)
+    parser.add_argument("--chain-version", type=int, metavar="V", help="which version (default: the newest)")
+    parser.add_argument("--onnx", metavar="MODEL.onnx", help="the uncut model (CONFIG.yaml has it already)")
+    words = "like 32MiB,64MiB (default: about eight, from the floor to everything)"
+    parser.add_argument("--budgets", metavar="SIZES", help=words)
+    words = "what to compare with: sequential, double, mapped, memory, resident (default: all that can be had)"
+    parser.add_argument("--against", metavar="WHAT,…", help=words)
+    words = "runs of each in a turn, fewer where they are slow (default: 10)"
+    parser.add_argument("--iterations", type=int, default=10, metavar="N", help=words)
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="turns of each at a budget (default: 3)")
+    words = "write bench.json and the pictures curve and timeline, .svg and .png, into this folder"
+    parser.add_argument("--output", metavar="FOLDER", help=words)
+    parser.add_argument("--plot", metavar="FILE", help="write the curve to this .svg or .png")
+    _add_shape(parser, ("--shape", "--shapes"), "of the random inputs (default: those of the build)")
+    parser.add_argument("--seed", type=_natural, default=0, help="of random inputs (default: 0)")
+
+
 def _add_inspect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="NAME|FILE", help="a built chain, its folder, or one of its files")
+    _add_repository(parser)
+    parser.add_argument("--chain-version", type=int, metavar="V", help="which version (default: the newest)")
+
+
+def _add_profile(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", metavar="NAME", help="a built chain")
     _add_repository(parser)
     parser.add_argument("--chain-version", type=int, metavar="V", help="which version (default: the newest)")
 
@@ -176,7 +218,9 @@ def _with_flags(model: Model, options: argparse.Namespace) -> Model:
     said: dict[str, Any] = {
         "backend": options.backend,
         "precision": options.precision,
-        "block_size": _size(options.block_size, "--block-size", Size),
+        "weights": options.weights,
+        "weights_tolerance": options.weights_tolerance,
+        "block_size": _block_size(options.block_size),
         "build_memory": _size(options.memory, "--memory", Size),
         "optimise": False if options.no_optimise else None,
         "split": False if options.no_split else None,
@@ -211,7 +255,8 @@ def shapes(texts: Sequence[str]) -> dict[str, Shape]:
 
 @dataclass(frozen=True)
 class Target:
-    """The chain a verb works on, and the flags and settings that say how."""
+    """The chain a verb works on, and the flags and settings that say how. `divided` is the deployment of whose budget
+    the chain gets a share, unless a flag gives a budget."""
 
     name: str
     repository: str
@@ -219,28 +264,41 @@ class Target:
     budget: int | None
     onnx: str | None
     loader: dict[str, Any]
+    divided: Config | None = None
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Target:
         """From the arguments of `_add_chain`; ConfigError if a deployment has no such model."""
         config = config_of(options.target)
-        budget = _size(options.budget, "--budget", int)
+        granted = budget(options)
         if config is None:
             if options.name is not None:
                 raise UsageError("--name chooses a model of CONFIG.yaml, and none was given", remedy="leave it out")
             repository = options.repository or "engines"
-            return cls(options.target, repository, options.chain_version, budget, None, {})
+            return cls(options.target, repository, options.chain_version, granted, None, {})
         model, deployment = config.model(options.name), config.deployment
-        granted = deployment.memory_budget
+        whole = deployment.memory_budget
         loader = {key: getattr(deployment.loader, key) for key in deployment.loader.__struct_fields__}
+        loader |= {key: int(loader[key]) or "auto" for key in ("threads", "read_size")}
         return cls(
             model.name,
             options.repository or deployment.repository,
             options.chain_version,
-            budget if budget is not None or granted is None else int(granted),
+            granted if granted is not None or whole is None else int(whole),
             model.onnx,
-            {**loader, "read_size": int(loader["read_size"])},
+            loader,
+            config if granted is None and (model.share or len(deployment.models) > 1) else None,
         )
+
+
+def budget(options: argparse.Namespace) -> int | None:
+    """The bytes of --budget."""
+    return _size(getattr(options, "budget", None), "--budget", int)
+
+
+def read_rate(options: argparse.Namespace) -> float | None:
+    """The bytes per second of --read-rate."""
+    return None if options.read_rate is None else parse_rate(options.read_rate, what="--read-rate")
 
 
 def loader_flags(options: argparse.Namespace) -> dict[str, Any]:
@@ -280,6 +338,14 @@ def _natural(text: str) -> int:
     if not re.fullmatch("[0-9]{1,18}", text):
         raise argparse.ArgumentTypeError(f"must be a whole number of 0 or more, not {quoted(text)}")
     return int(text)
+
+
+def _block_size(text: str | None) -> BlockSize | None:
+    from trt_layering.config import AUTO, BlockSize
+
+    if text is None:
+        return None
+    return BlockSize(0) if text == AUTO else BlockSize(parse_size(text, what="--block-size"))
 
 
 def _size(text: str | None, flag: str, kind: Callable[[int], int]) -> int | None:

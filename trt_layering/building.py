@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 import msgspec
 import onnx_ir as ir
 
 from trt_layering import backends, child, inputs
-from trt_layering.assembly import as_value, assemble
+from trt_layering.assembly import as_value, assemble, cut_windows
 from trt_layering.backends.base import Builder, Progress
 from trt_layering.backends.onnxruntime.reference import reference, suspect
 from trt_layering.compare import TOLERANCE, difference
@@ -24,16 +25,21 @@ from trt_layering.errors import BuildError, UsageError
 from trt_layering.graph.model import infer_shapes, normalise, open_model
 from trt_layering.graph.recurrent import split_directions
 from trt_layering.graph.split import split_large
+from trt_layering.graph.tables import find_tables
+from trt_layering.narrowing import BLOCK_TOLERANCE, CHAIN_TOLERANCE, Cost, narrowed
 from trt_layering.rehearsal import rehearse, rehearse_resident
 from trt_layering.runtime.footprint import Footprint
+from trt_layering.runtime.schedules import write_table
 from trt_layering.shapes import ShapeRange
 from trt_layering.store.manifest import (
     FORMAT_VERSION,
+    PAGE,
     UNMEASURED,
     Backend,
     Chain,
     Check,
     Memory,
+    Narrowed,
     Value,
     check_name,
     file_digest,
@@ -44,7 +50,10 @@ from trt_layering.units import format_size, parse_size
 log = logging.getLogger("trt_layering")
 
 SEED = 0
+AUTO = "auto"
 _SPLIT_TOLERANCE = 1e-6
+_BLOCKS = 64
+_LEAST_BLOCK, _MOST_BLOCK = 2 << 20, 16 << 20
 
 
 @dataclass(frozen=True)
@@ -61,24 +70,29 @@ def build(
     name: str | None = None,
     repository: str | Path = "engines",
     backend: str = "auto",
-    block_size: int | str = "16MiB",
+    block_size: int | str = "auto",
     precision: str = "fp32",
     shapes: Mapping[str, Any] | None = None,
     optimise: bool = True,
     split: bool = True,
     memory: int | str = "1GiB",
+    weights: str = "fp32",
+    weights_tolerance: float | None = None,
     progress: Progress | None = None,
 ) -> Built:
     """Build `model` into the next version of chain `name` (default: the file's stem) in `repository`.
 
-    Blocks hold at most `block_size` bytes of weights where the graph allows; with `split`, weights larger than that
-    are divided. `shapes` gives sizes to unknown dims, an input's shape or its min, opt and max: the check runs, and
-    memory is measured, at opt and max. `memory` bounds what preparing may take, beside 150 MiB for the process itself.
+    Blocks hold at most `block_size` bytes of weights where the graph allows, "auto" being a 64th of the model's, at
+    least 2 and at most 16 MiB; with `split`, weights larger than that are divided. `shapes` gives sizes to unknown
+    dims, an input's shape or its min, opt and max: the check runs, and memory is measured, at opt and max. `memory`
+    bounds what preparing may take, beside 150 MiB for the process itself.
     Without `optimise` the graph is executed as it is, and outputs equal those of the uncut model, run at
     ORT_DISABLE_ALL and with session.disable_prepacking, bit for bit; where a weight was divided, within 1e-6 of the
     largest output. With it they are within 1e-5 of the uncut model's with the same optimisation. `Check.tolerance`
-    says which it is. Where activations of 16 bits pass between blocks they are rounded there, which can be more: such a
-    chain is refused.
+    says which it is. With `weights` "fp16" or "bf16", weights of float32 are stored in 16 bits and widened inside the
+    engines where that changes no output of a block by more than `weights_tolerance` of its largest element (default:
+    1e-3 and 1e-2); outputs are then within 1e-2 and 5e-2 of the uncut model's. Where activations of 16 bits pass
+    between blocks they are rounded there, which can be more: such a chain is refused.
 
     Raises UsageError, ModelError, BackendError, or BuildError when the disk is full or the chain's answer is not the
     uncut model's. Earlier versions stay as they are.
@@ -87,10 +101,12 @@ def build(
     order = _Order(
         path=path,
         name=check_name(path.stem if name is None else name),
-        block_size=parse_size(block_size, what="block_size"),
+        block_size=0 if block_size == AUTO else parse_size(block_size, what="block_size"),
         precision=precision,
         optimise=optimise,
         memory=parse_size(memory, what="memory"),
+        weights=_weights(weights),
+        weights_tolerance=_weights_tolerance(weights, weights_tolerance),
     )
     if precision != "fp32":
         raise UsageError(f"precision {precision!r} is not to be had yet", remedy="use fp32")
@@ -99,6 +115,7 @@ def build(
     source = open_model(path)
     normalise(source)
     infer_shapes(source)
+    order = replace(order, block_size=order.block_size or _block_size(source.graph, order.weights))
     trials = _trials(tuple(map(as_value, source.graph.inputs)), ranges)
     divided = split and _divide(source, order.block_size)
     with StoreWriter(Path(repository), order.name) as writer, disk_errors(writer.folder):
@@ -107,9 +124,12 @@ def build(
         work = writer.folder / "work"
         work.mkdir()
         child.save_arrays(work / "trials.npz", trials)
-        draft = _written(order, source, builder, writer, _dims(source.graph, trials[0]), tell)
+        draft = _written(order, source, builder, writer, trials, tell)
         tolerance = TOLERANCE if optimise else _SPLIT_TOLERANCE if divided else 0.0
+        if any(block.saved_bytes for block in draft.narrowed):
+            tolerance = CHAIN_TOLERANCE[weights]
         chain = _checked(order, draft, writer.folder, work, tolerance, tell)
+        write_table(writer.folder, chain)
         return Built(writer.publish(chain), chain)
 
 
@@ -123,6 +143,34 @@ class _Order:
     precision: str
     optimise: bool
     memory: int
+    weights: Literal["fp32", "fp16", "bf16"]
+    weights_tolerance: float
+
+
+def _weights(word: str) -> Literal["fp32", "fp16", "bf16"]:
+    if word not in ("fp32", "fp16", "bf16"):
+        raise UsageError(f"weights cannot be stored as {word!r}", remedy="use fp32, fp16 or bf16")
+    return cast(Literal["fp32", "fp16", "bf16"], word)
+
+
+def _weights_tolerance(weights: str, asked: float | None) -> float:
+    if asked is None:
+        return BLOCK_TOLERANCE.get(weights, 0.0)
+    if weights == "fp32":
+        raise UsageError(
+            "a tolerance for weights was given, which stay as they are", remedy="give weights fp16 or bf16"
+        )
+    if not (isfinite(asked) and 0 <= asked <= 1):
+        raise UsageError(f"the tolerance for weights must lie in 0 to 1, not {asked}", remedy="give one like 1e-3")
+    return asked
+
+
+def _block_size(graph: ir.Graph, stored: str) -> int:
+    """For a model of some size, the size of blocks that gives schedules enough to choose from, in not too many
+    engines."""
+    weights = sum(value.const_value.nbytes for value in graph.initializers.values() if value.const_value is not None)
+    weights //= 1 if stored == "fp32" else 2
+    return min(max(-(-weights // _BLOCKS) // PAGE * PAGE, _LEAST_BLOCK), _MOST_BLOCK)
 
 
 def _silent(stage: str, done: int, total: int) -> None:
@@ -147,7 +195,7 @@ def _divide(source: ir.Model, size: int) -> bool:
     """Divide what is larger than `size` bytes; whether that changed how results are summed up."""
     for done in split_directions(source, size):
         log.info("%s divided into its directions", done.tensor)
-    divided = split_large(source, size)
+    divided = split_large(source, size, find_tables(source.graph))
     for done in divided:
         if done.pieces > 1:
             log.info("%s divided into %d", done.tensor, done.pieces)
@@ -157,10 +205,17 @@ def _divide(source: ir.Model, size: int) -> bool:
 
 
 def _written(
-    order: _Order, source: ir.Model, builder: Builder, writer: StoreWriter, dims: Mapping[str, int], tell: Progress
+    order: _Order,
+    source: ir.Model,
+    builder: Builder,
+    writer: StoreWriter,
+    trials: Sequence[inputs.Feeds],
+    tell: Progress,
 ) -> Chain:
     """The chain, written but for its manifest; nothing in it has been measured."""
+    dims = _dims(source.graph, trials[0])
     windows = builder.prepare(source, writer.folder / "work", order.memory, tell) if order.optimise else [source]
+    windows, costs = _narrowed(order, windows, dims, trials, tell)
     parts = assemble(writer, builder, windows, order.block_size, dims, tell)
     return Chain(
         format=FORMAT_VERSION,
@@ -177,24 +232,50 @@ def _written(
         blocks=parts.blocks,
         # Laid out otherwise, weights give the same answers but not the same bits.
         whole=parts.whole if order.optimise else (),
+        joined=parts.joined,
         memory=Memory(activations=0, scratch=0, engines=0, shapes={}),
         profile=UNMEASURED,
         check=Check(max_abs_diff=0.0, max_abs_output=0.0, seed=SEED, tolerance=0.0),
+        weights=order.weights,
+        narrowed=tuple(
+            Narrowed(block=block.name, max_rel_diff=cost.max_rel_diff, kept=cost.kept, saved_bytes=cost.saved_bytes)
+            for block, cost in zip(parts.blocks if costs else (), costs, strict=True)
+        ),
     )
+
+
+def _narrowed(
+    order: _Order,
+    windows: Sequence[ir.Model],
+    dims: Mapping[str, int],
+    trials: Sequence[inputs.Feeds],
+    tell: Progress,
+) -> tuple[Sequence[ir.Model], Sequence[Cost]]:
+    """`windows` with narrow weights, if they were asked for, and what those cost in each block."""
+    if order.weights == "fp32":
+        return windows, ()
+
+    def cut(drafts: Sequence[ir.Model]) -> list[ir.Model]:
+        return [block.graph for block in cut_windows(drafts, order.block_size, dims)]
+
+    found = narrowed(windows, order.weights, order.weights_tolerance, cut, trials, tell)
+    return found.windows, found.costs
 
 
 def _checked(order: _Order, draft: Chain, folder: Path, work: Path, tolerance: float, tell: Progress) -> Chain:
     """`draft` with what its first run measured. Raises BuildError where it does not answer as the uncut model does, in
-    blocks or, if `order.memory` allows that, with everything in memory."""
+    blocks or, if `order.memory` allows that, in joined ones and with everything in memory."""
 
     def blame() -> str:
-        return suspect(order.path, folder, draft, work, memory=order.memory)
+        return suspect(order.path, folder, draft, work, memory=order.memory, tolerance=tolerance)
 
     tell("check", 0, 3)
     expected = reference(order.path, work, optimise=order.optimise, memory=order.memory)
     tell("check", 1, 3)
-    chain, outputs = rehearse(folder, draft, work)
-    checks = [_compare(draft, expected, outputs, tolerance, blame)]
+    found = rehearse(folder, draft, work, order.memory)
+    chain, checks = found.chain, [_compare(draft, expected, found.outputs, tolerance, blame)]
+    for outputs in found.joined:
+        checks.append(_compare(draft, expected[-1:], [outputs], tolerance, lambda: "the joined blocks, joined-*"))
     tell("check", 2, 3)
     if chain.whole and Footprint.of(chain).resident <= order.memory:
         resident = rehearse_resident(folder, chain, work)
@@ -230,6 +311,8 @@ def _compare(
 
 def _remedy(draft: Chain) -> str:
     """What to do about a chain that answers otherwise than its model."""
+    if any(block.saved_bytes for block in draft.narrowed):
+        return f"build with a smaller --weights-tolerance, for fewer weights of {draft.weights}, or with --weights fp32"
     if any(value.dtype in ("float16", "bfloat16") for block in draft.blocks[:-1] for value in block.outputs):
         return (
             "activations of 16 bits are rounded between blocks: convert the model to float32, or give a --block-size "

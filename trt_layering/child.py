@@ -6,6 +6,7 @@ May import errors. What the child raises of ours is raised here; a child that di
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -34,22 +35,47 @@ def call(work: Work, task: Mapping[str, Any]) -> Any:
     done = subprocess.run(
         [sys.executable, "-m", __name__, f"{work.__module__}:{work.__qualname__}"],
         input=json.dumps(task), capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+        env=environment(),
     )  # fmt: skip
     try:
         answer = json.loads(done.stdout)
     except ValueError:
         answer = {}
     if "error" in answer:
-        raise getattr(errors, answer["error"])(answer["what"], where=answer["where"], remedy=answer["remedy"])
+        raise as_raised(answer)
     if done.returncode == 0 and "result" in answer:
         return answer["result"]
-    how = f"was ended by signal {-done.returncode}" if done.returncode < 0 else f"ended with status {done.returncode}"
     raise errors.BuildError(
-        f"a process of the build {how}: {done.stderr.strip()[-2000:] or 'it said nothing'}",
+        f"a process of the build {how_it_ended(done.returncode)}: {done.stderr.strip()[-2000:] or 'it said nothing'}",
         where=work.__module__,
         remedy="signal 9 mostly means that memory ran out: build with less --memory, or stop other programs",
     )
+
+
+def environment() -> dict[str, str]:
+    """That of this process, in which a child finds the same modules."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+
+
+def how_it_ended(status: int) -> str:
+    """A process's exit status, negative for the signal that ended it, in words."""
+    return f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+
+
+def as_raised(answer: Mapping[str, str]) -> errors.LayeringError:
+    """The error that `as_told` told."""
+    raised: errors.LayeringError = getattr(errors, answer["error"])(
+        answer["what"], where=answer["where"], remedy=answer["remedy"]
+    )
+    return raised
+
+
+def as_told(error: errors.LayeringError | OSError | MemoryError) -> dict[str, str]:
+    """`error` as plain JSON; one that is none of ours becomes one."""
+    if not isinstance(error, errors.LayeringError):
+        return _as_ours(error)
+    kind = "BuildError" if isinstance(error, errors.BudgetError) else type(error).__name__
+    return {"error": kind, "what": error.what, "where": error.where, "remedy": error.remedy}
 
 
 def main() -> None:
@@ -57,22 +83,17 @@ def main() -> None:
     standard error."""
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    _end_with_the_parent()
-    _offer_to_the_kernel()
+    end_with_the_parent()
+    offer_to_the_kernel()
     _return_memory_at_once()
     module, _, name = sys.argv[1].partition(":")
     work = getattr(importlib.import_module(module), name)
+    gc.freeze()  # closing a chain collects garbage, which imported modules are not
     try:
         print(json.dumps({"result": work(json.load(sys.stdin))}), file=answer)
-    except (OSError, MemoryError) as error:
-        print(json.dumps(_as_ours(error)), file=answer)
-        sys.exit(1)
-    except errors.LayeringError as error:
-        kind = "BuildError" if isinstance(error, errors.BudgetError) else type(error).__name__
-        print(
-            json.dumps({"error": kind, "what": error.what, "where": error.where, "remedy": error.remedy}), file=answer
-        )
-        sys.exit(error.exit_status)
+    except (OSError, MemoryError, errors.LayeringError) as error:
+        print(json.dumps(as_told(error)), file=answer)
+        sys.exit(error.exit_status if isinstance(error, errors.LayeringError) else 1)
 
 
 def _as_ours(error: OSError | MemoryError) -> dict[str, str]:
@@ -84,14 +105,15 @@ def _as_ours(error: OSError | MemoryError) -> dict[str, str]:
     return {"error": "BuildError", "what": what, "where": where, "remedy": remedy}
 
 
-def _end_with_the_parent() -> None:
-    """Nobody would take the answer, and the folder would be in the way of the next build."""
+def end_with_the_parent() -> None:
+    """For a child. Nobody would take the answer, and the folder would be in the way of the next build."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _offer_to_the_kernel() -> None:
+def offer_to_the_kernel() -> None:
+    """For a child: where memory runs out, it goes before its parent and other programs."""
     try:
         Path("/proc/self/oom_score_adj").write_text("800")
     except OSError:

@@ -80,6 +80,7 @@ def build(options: argparse.Namespace) -> Result:
             f"  {one['blocks']} blocks, {format_size(one['weights_bytes'])} of weights; "
             f"runs in {format_size(one['floor_bytes'])} or more",
             f"  differs from the uncut model by {one['max_abs_diff']:.3g} (largest output {one['max_abs_output']:.3g})",
+            *(f"  {line}" for line in one.pop("cost_lines")),
         ]
     return Result({"models": told}, lines)
 
@@ -94,6 +95,7 @@ def _share_thread_pool(options: argparse.Namespace) -> None:
 
 def _build(model: Model, repository: str) -> dict[str, Any]:
     import trt_layering as tl
+    from trt_layering.inspect import cost_lines, costs
 
     begin = time.monotonic()
     with Progress(sys.stderr) as progress:
@@ -104,6 +106,7 @@ def _build(model: Model, repository: str) -> dict[str, Any]:
         "backend": manifest.backend.name, "precision": manifest.precision, "blocks": len(manifest.blocks),
         "weights_bytes": manifest.weights_bytes, "floor_bytes": tl.footprint(model.name, repository=repository).floor,
         "max_abs_diff": manifest.check.max_abs_diff, "max_abs_output": manifest.check.max_abs_output,
+        "weights": manifest.weights, "narrowed": costs(manifest), "cost_lines": cost_lines(manifest),
     }  # fmt: skip
 
 
@@ -123,7 +126,7 @@ def run(options: argparse.Namespace) -> Result:
     loader = tl.LoaderOptions(**{**target.loader, **arguments.loader_flags(options)})
     trace, trace_file = (None, None) if options.trace is None else (tl.Trace(), writable(options.trace))
     with tl.open_chain(
-        target.name, repository=target.repository, budget=target.budget, version=target.version, loader=loader,
+        target.name, repository=target.repository, budget=_granted(target), version=target.version, loader=loader,
         wave=options.wave, trace=trace,
     ) as chain:  # fmt: skip
         output = _output_file(options.output, len(chain.outputs))
@@ -255,7 +258,7 @@ def verify(options: argparse.Namespace) -> Result:
     _share_thread_pool(options)
     manifest = read_manifest(resolve(Path(target.repository), target.name, target.version))
     found = tl.verify(
-        target.name, onnx=resolve_model(onnx), repository=target.repository, budget=target.budget,
+        target.name, onnx=resolve_model(onnx), repository=target.repository, budget=_granted(target),
         version=target.version, loader=tl.LoaderOptions(**target.loader), tolerance=options.tolerance,
         feeds=_feeds(options, manifest.inputs) if options.input or options.shape else None, seed=options.seed,
     )  # fmt: skip
@@ -268,12 +271,63 @@ def verify(options: argparse.Namespace) -> Result:
     return Result(data, [f"{target.name} {verdict} {onnx}: {numbers}"], 0 if found.passed else 1)
 
 
+def schedule(options: argparse.Namespace) -> Result:
+    """Tell what a budget buys, of one chain or divided among a deployment's models; status 3 if it does not fit."""
+    from trt_layering import planning, sharing, telling
+
+    config = arguments.config_of(options.target)
+    rate = arguments.read_rate(options)
+    _share_thread_pool(options)
+    if config is None or options.name is not None:
+        target = arguments.Target.of(options)
+        told = planning.forecast(
+            target.name, repository=target.repository, budget=_granted(target), version=target.version, read_rate=rate
+        )
+        return telling.forecast(told)
+    if options.chain_version is not None or rate is not None:
+        remedy = "choose one with --name, or leave out --chain-version and --read-rate"
+        raise UsageError("--chain-version and --read-rate are for one model", remedy=remedy)
+    return telling.division(sharing.division(config, repository=options.repository, budget=arguments.budget(options)))
+
+
+def _granted(target: arguments.Target) -> int | None:
+    """The bytes of a target: of a deployment's budget, a model's share. To be asked once the thread pool is shared."""
+    if target.divided is None:
+        return target.budget
+    from trt_layering import sharing
+
+    return sharing.share_of(target.name, target.divided, repository=target.repository)
+
+
+def bench(options: argparse.Namespace) -> Result:
+    """Measure a chain at many budgets beside what else there is, and draw it."""
+    from trt_layering.bench import command
+
+    _share_thread_pool(options)
+    return command.bench(options)
+
+
 def inspect(options: argparse.Namespace) -> Result:
     """Tell what is in a chain or a file."""
     from trt_layering.inspect import examine
 
     report = examine(options.target, repository=options.repository or "engines", version=options.chain_version)
     return Result(report.data, report.lines)
+
+
+def profile(options: argparse.Namespace) -> Result:
+    """Measure a chain and its drive again, keep the profile, and tell what it says."""
+    import msgspec
+
+    import trt_layering as tl
+    from trt_layering.profiling import describe
+    from trt_layering.store.manifest import read_manifest, resolve
+
+    repository, version = options.repository or "engines", options.chain_version
+    with Progress(sys.stderr) as progress:
+        found = tl.profile(options.target, repository=repository, version=version, progress=progress)
+    chain = read_manifest(resolve(Path(repository), options.target, version))
+    return Result({"name": options.target, **msgspec.to_builtins(found)}, columns(describe(chain)))
 
 
 def doctor(options: argparse.Namespace) -> Result:
@@ -299,4 +353,7 @@ def doctor(options: argparse.Namespace) -> Result:
     return Result(data, lines, 1 if any(finding.status == "fail" for finding in findings) else 0)
 
 
-_VERBS = {"build": build, "run": run, "verify": verify, "inspect": inspect, "doctor": doctor}
+_VERBS = {
+    "build": build, "run": run, "verify": verify, "schedule": schedule, "bench": bench, "inspect": inspect,
+    "profile": profile, "doctor": doctor,
+}  # fmt: skip

@@ -21,20 +21,22 @@ import yaml
 from trt_layering.errors import ConfigError, ModelError, UsageError
 from trt_layering.shapes import ShapeRange
 from trt_layering.store.manifest import PAGE
-from trt_layering.units import format_size, parse_size
+from trt_layering.units import format_seconds, format_size, parse_seconds, parse_size
 from trt_layering.words import is_text, quoted
 
 _FILE_LIMIT = 1 << 20
 _PACKAGE = "package:"
 _NAME = r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}\Z"
+AUTO = "auto"
 _EXAMPLES = "see configs/ for examples"
-_NOT_YET = {"tensorrt": "auto or onnxruntime", "fp16": "fp32"}
-"""Words that are known and cannot be had yet, and what to say instead."""
+_NOT_YET = {("backend", "tensorrt"): "auto or onnxruntime", ("precision", "fp16"): "fp32"}
+"""Keys with words that are known and cannot be had yet, and what to say instead."""
 _PLAIN_WORDS = {
     "`object`": "a mapping",
     "`array`": "a list",
     "`str`": "text",
     "`int`": "a whole number",
+    "`float`": "a number",
     "`bool`": "true or false",
     "`null`": "nothing",
 }
@@ -48,7 +50,43 @@ class Size(int):
 
 
 class ReadSize(Size):
-    """Bytes of one read, whole pages as reading past the page cache needs them."""
+    """Bytes of one read, whole pages as reading past the page cache needs them; 0, written "auto": what the chain's
+    profile found best."""
+
+    def __str__(self) -> str:
+        return super().__str__() if self else AUTO
+
+
+class Threads(int):
+    """Parallel reads, 1 to 64; 0, written "auto": what the chain's profile found best."""
+
+    def __str__(self) -> str:
+        return int.__repr__(self) if self else AUTO
+
+
+class Tolerance(float):
+    """A part of something, 0 to 1. YAML takes 1e-3 for text, which we do not."""
+
+
+class BlockSize(Size):
+    """Bytes of a block, or "auto": by the model's size, here 0."""
+
+    def __str__(self) -> str:
+        return super().__str__() if self else AUTO
+
+
+class Share(Size):
+    """A model's part of the budget, or "auto": what dividing it gives, here 0."""
+
+    def __str__(self) -> str:
+        return super().__str__() if self else AUTO
+
+
+class Duration(float):
+    """Seconds, written in YAML as text such as "100ms"."""
+
+    def __str__(self) -> str:
+        return format_seconds(float(self))
 
 
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -59,40 +97,48 @@ class Loader(_Section, frozen=True):
     """How weights are read: see LoaderOptions of the runtime, which these become."""
 
     direct_io: Literal["auto", "always", "never"] = "auto"
-    threads: Annotated[int, msgspec.Meta(ge=1, le=64)] = 2
-    read_size: ReadSize = ReadSize(4 << 20)
+    threads: Threads = Threads(0)
+    read_size: ReadSize = ReadSize(0)
     verify: Literal["first", "always", "never"] = "first"
 
 
 class Model(_Section, frozen=True):
-    """One model: where its ONNX file is and how its chain is built.
+    """One model: where its ONNX file is, how its chain is built, and what it gets of what models share.
 
-    `onnx` is a path, or `package:ddddocr/common.onnx` for a file inside an installed package.
+    `onnx` is a path, or `package:ddddocr/common.onnx` for a file inside an installed package. `share`, `priority` and
+    `deadline` are for `sharing.division`; `wave` is the most requests that are executed together.
     """
 
     name: Annotated[str, msgspec.Meta(pattern=_NAME)]
     onnx: str
     backend: Literal["auto", "onnxruntime", "tensorrt"] = "auto"
     precision: Literal["fp32", "fp16"] = "fp32"
-    block_size: Size = Size(16 << 20)
+    weights: Literal["fp32", "fp16", "bf16"] = "fp32"
+    weights_tolerance: Tolerance | None = None
+    block_size: BlockSize = BlockSize(0)
     shapes: dict[str, ShapeRange] = msgspec.field(default_factory=dict)
     optimise: bool = True
     split: bool = True
     build_memory: Size = Size(1 << 30)
+    share: Share = Share(0)
+    priority: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 1.0
+    deadline: Duration | None = None
+    wave: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
 
     def for_build(self) -> dict[str, Any]:
         """The arguments that `build` takes, all but the repository. UsageError for what cannot be built yet, ModelError
         for a package's file that is not installed."""
         for key in ("backend", "precision"):
             word = getattr(self, key)
-            if word in _NOT_YET:
-                remedy = f"say {key} {_NOT_YET[word]}"
+            if (key, word) in _NOT_YET:
+                remedy = f"say {key} {_NOT_YET[key, word]}"
                 raise UsageError(f"{key} {word} is not written yet", where=f"model {self.name!r}", remedy=remedy)
         return {
             "model": resolve_model(self.onnx), "name": self.name, "backend": self.backend,
-            "precision": self.precision, "block_size": int(self.block_size),
+            "precision": self.precision, "block_size": int(self.block_size) or AUTO,
             "shapes": {name: shape.for_build() for name, shape in self.shapes.items()},
             "optimise": self.optimise, "split": self.split, "memory": int(self.build_memory),
+            "weights": self.weights, "weights_tolerance": self.weights_tolerance,
         }  # fmt: skip
 
 
@@ -194,9 +240,15 @@ def resolve_model(onnx: str) -> Path:
 
 def _decode(kind: type, value: object) -> object:
     """msgspec's hook for our own types; it adds the field to a ValueError, so that is what it gets."""
+    if kind is Threads:
+        return _threads(value)
     try:
+        if kind is Duration:
+            return Duration(parse_seconds(value))  # type: ignore[arg-type]
         if issubclass(kind, Size) and isinstance(value, (int, str)):
             return _sized(kind, value)
+        if kind is Tolerance and isinstance(value, (int, float, str)):
+            return _tolerance(value)
         if kind is ShapeRange:
             return ShapeRange.parse(value)
     except UsageError as error:
@@ -205,10 +257,30 @@ def _decode(kind: type, value: object) -> object:
 
 
 def _sized(kind: type[Size], value: int | str) -> Size:
+    if kind in (ReadSize, BlockSize, Share) and value == AUTO:
+        return kind(0)
     size = kind(parse_size(value))
     if kind is ReadSize and size % PAGE:
         raise UsageError(f"{quoted(value)} is no multiple of {PAGE} bytes", remedy="write it like 4MiB")
     return size
+
+
+def _threads(value: object) -> Threads:
+    if value == AUTO:
+        return Threads(0)
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 64:
+        return Threads(value)
+    raise ValueError(f"Expected 1 to 64 parallel reads, or auto, got {quoted(value)}")
+
+
+def _tolerance(value: float | str) -> Tolerance:
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if isinstance(value, bool) or not 0 <= number <= 1:
+        raise UsageError(f"{quoted(value)} is no part of something", remedy="write a number from 0 to 1, like 0.001")
+    return Tolerance(number)
 
 
 def _words(value: object) -> str:
@@ -216,6 +288,8 @@ def _words(value: object) -> str:
         return "none"
     if isinstance(value, bool):
         return "true" if value else "false"
+    if type(value) is float:
+        return f"{value:g}"
     return str(value) if value not in ((), {}) else "none"
 
 
@@ -301,7 +375,8 @@ class _Document:
         what, _, remedy = what.partition("; ")
         choices = _choices_at(place)
         if choices:
-            words = (f"{word} (not yet)" if word in _NOT_YET else word for word in choices)
+            key = place.rpartition(".")[2]
+            words = (f"{word} (not yet)" if (key, word) in _NOT_YET else word for word in choices)
             remedy = f"choose one of {', '.join(words)}"
         if "matching regex" in what:
             what = "a name has letters, digits, '.', '_' and '-', 128 at most, and no '.' in front"

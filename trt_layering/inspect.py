@@ -1,7 +1,8 @@
 """What is in a built chain, in a block's engine file or in a TensorRT plan, told without running or changing anything.
 
-May import the graph, the store and the footprint. What cannot be told raises the error that says why: a chain that is
-not there or damaged a StoreError, a file of no known kind a UsageError, a damaged ONNX file a ModelError.
+May import the graph, the store, the footprint and the words of `profiling`. What cannot be told raises the error that
+says why: a chain that is not there or damaged a StoreError, a file of no known kind a UsageError, a damaged ONNX file a
+ModelError.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import onnx_ir as ir
 
 from trt_layering.errors import CorruptError, UsageError
 from trt_layering.graph.stored import StoredTensor
+from trt_layering.profiling import describe
 from trt_layering.runtime.footprint import Footprint
 from trt_layering.shapes import format_shape
 from trt_layering.store.manifest import MANIFEST_FILE, WEIGHTS_FILE, Chain, Value, read_manifest, resolve
@@ -25,6 +28,8 @@ from trt_layering.units import format_size
 _PLAN_MAGIC = b"ftrt"
 _PLAN_VERSION = slice(24, 28)
 _MOST_OPERATORS = 12
+_MOST_COSTS = 10
+_MOST_NAMES = 3
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,8 @@ def _chain(folder: Path) -> Report:
         "outputs": [_value(value) for value in chain.outputs],
         "blocks": [_block(chain, index) for index in range(len(chain.blocks))],
         "check": {"max_abs_diff": chain.check.max_abs_diff, "max_abs_output": chain.check.max_abs_output},
+        "profile": msgspec.to_builtins(chain.profile),
+        "weights": chain.weights, "narrowed": costs(chain),
     }  # fmt: skip
     return Report(data, _chain_lines(chain, footprint, data))
 
@@ -96,24 +103,69 @@ def _chain_lines(chain: Chain, footprint: Footprint, data: dict[str, Any]) -> li
         ("chain", f"{chain.name} version {data['version']}, {data['path']}"),
         ("made from", chain.source),
         ("by", f"{chain.backend.name} {chain.backend.version}, {chain.precision}, {how}"),
-        ("weights", f"{format_size(chain.weights_bytes)} in blocks of up to {format_size(chain.block_size)}"),
+        (
+            "weights",
+            f"{chain.weights}, {format_size(chain.weights_bytes)} in blocks of up to {format_size(chain.block_size)}",
+        ),
         ("floor", f"{format_size(footprint.floor)}: {parts}"),
         ("all in memory", format_size(footprint.resident)),
         ("check", f"differs from the uncut model by {chain.check.max_abs_diff:.3g}"),
+        *describe(chain),
         *(("input", _text(value)) for value in chain.inputs),
         *(("output", _text(value)) for value in chain.outputs),
     ]
     blocks = [
         (
             block["name"],
-            format_size(block["bytes"]),
+            _size(block),
             f"{block['tensors']} weights",
             _time(block),
             _names(block["outputs"]),
         )
         for block in data["blocks"]
     ]
-    return [*columns(facts), "", *columns(blocks)]
+    costs_too = ["", *cost_lines(chain)] if chain.narrowed else []
+    return [*columns(facts), "", *columns(blocks), *costs_too]
+
+
+def costs(chain: Chain) -> list[dict[str, Any]]:
+    """What storing weights in 16 bits did to each block: bytes before and after, the largest difference of an output as
+    a part of its largest value, and the names of what was kept in float32."""
+    blocks = {block.name: block for block in chain.blocks}
+    told = []
+    for one in chain.narrowed:
+        extents = (chain.extents[index] for index in blocks[one.block].extents)
+        after = sum(tensor.nbytes for extent in extents for tensor in extent.tensors)
+        before = after + one.saved_bytes
+        sizes = {"bytes_before": before, "bytes_after": after}
+        told.append({"block": one.block, **sizes, "max_rel_diff": one.max_rel_diff, "kept": list(one.kept)})
+    return told
+
+
+def cost_lines(chain: Chain) -> list[str]:
+    """The same for people: all of it in a line, and the blocks that it changed most."""
+    told = costs(chain)
+    if not told:
+        return []
+    worst = sorted(told, key=lambda one: (-one["max_rel_diff"], -len(one["kept"])))[:_MOST_COSTS]
+    kept = {name for one in told for name in one["kept"]}
+    which = f"the {len(worst)} of {len(told)} blocks that change most" if len(worst) < len(told) else "the blocks"
+    summary = (
+        f"weights in {chain.weights} change a block's output by {worst[0]['max_rel_diff']:.2g} of its largest value at "
+        f"most; {len(kept) or 'no'} {'weight stays' if len(kept) == 1 else 'weights stay'} float32; {which}:"
+    )
+    rows = [("block", "before", "after", "changed by", "kept in float32")]
+    rows += [
+        (
+            one["block"],
+            format_size(one["bytes_before"]),
+            format_size(one["bytes_after"]),
+            f"{one['max_rel_diff']:.2g}",
+            _first(one["kept"]),
+        )
+        for one in worst
+    ]
+    return [summary, *(f"  {line}" for line in columns(rows))]
 
 
 def _block(chain: Chain, index: int) -> dict[str, Any]:
@@ -121,10 +173,15 @@ def _block(chain: Chain, index: int) -> dict[str, Any]:
     seconds = chain.profile.execute_seconds
     return {
         "name": block.name, "file": block.file, "bytes": chain.block_bytes(index), "extents": list(block.extents),
+        "rows": block.rows, "stored_bytes": sum(chain.extents[extent].length for extent in block.extents),
         "tensors": sum(len(chain.extents[extent].tensors) for extent in block.extents),
         "execute_ms": seconds[index] * 1e3 if seconds else None,
         "inputs": [_value(value) for value in block.inputs], "outputs": [_value(value) for value in block.outputs],
     }  # fmt: skip
+
+
+def _size(block: dict[str, Any]) -> str:
+    return format_size(block["bytes"]) if block["rows"] is None else f"rows of {format_size(block['stored_bytes'])}"
 
 
 def _time(block: dict[str, Any]) -> str:
@@ -132,9 +189,12 @@ def _time(block: dict[str, Any]) -> str:
 
 
 def _names(values: Sequence[dict[str, Any]]) -> str:
-    names = [value["name"] for value in values]
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"→ {', '.join(names[:3])}{more}"
+    return f"→ {_first([value['name'] for value in values])}"
+
+
+def _first(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return f"{', '.join(names[:_MOST_NAMES])}{more}"
 
 
 def _value(value: Value) -> dict[str, Any]:

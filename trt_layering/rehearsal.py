@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,34 +16,48 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from trt_layering import child
+from trt_layering import child, profiling
 from trt_layering.errors import BackendError
-from trt_layering.store.manifest import Block, Chain, Memory
+from trt_layering.store.manifest import Block, Chain, Memory, Profile
+from trt_layering.timing import Stopwatch, Timed
 
 log = logging.getLogger("trt_layering")
 
-_RUNS = 3
+_RUNS = 5
 _ENOUGH_SECONDS = 1.0
 
 
-def rehearse(folder: Path, draft: Chain, work: Path) -> tuple[Chain, list[child.Feeds]]:
+@dataclass(frozen=True)
+class Rehearsed:
+    """A chain with its memory and its profile; its outputs for each set of trial arrays, block by block, and for the
+    last set by each pass through joined blocks."""
+
+    chain: Chain
+    outputs: list[child.Feeds]
+    joined: list[child.Feeds]
+
+
+def rehearse(folder: Path, draft: Chain, work: Path, memory: int) -> Rehearsed:
     """Run the chain in `folder`, which has no manifest yet, at its floor on each set of arrays in `work/trials.npz`.
 
-    Returns `draft` with measured memory and times, and the outputs. Where activations do not have the shapes that the
+    Memory and profile are measured with the last set of arrays. Joined blocks are executed too where that takes at most
+    `memory` bytes. Where activations do not have the shapes that the
     model declares, these are forgotten, which the log says, and the activations are allocated as they come.
     """
-    task = {"folder": str(folder.absolute()), "trials": str(work / "trials.npz"), "outputs": str(work / "outputs.npz")}
+    task = {
+        "folder": str(folder.absolute()), "trials": str(work / "trials.npz"), "outputs": str(work / "outputs.npz"),
+        "joined": str(work / "joined.npz"), "memory": memory,
+    }  # fmt: skip
     try:
         measured = child.call(_run, {**task, "chain": msgspec.to_builtins(draft)})
     except BackendError as error:
         draft = _without_shapes(draft)
         measured = child.call(_run, {**task, "chain": msgspec.to_builtins(draft)})
         log.warning("activations are allocated as they come, since the model's shapes do not hold: %s", error.what)
-    memory = msgspec.convert(measured["memory"], Memory)
-    times = measured["times"]
-    seconds = tuple(times["execute_seconds"])
-    profile = msgspec.structs.replace(draft.profile, execute_seconds=seconds, read_rate=times["read_rate"])
-    return msgspec.structs.replace(draft, memory=memory, profile=profile), child.load_arrays(work / "outputs.npz")
+    profiling.tell_estimates(measured["estimated"])
+    found, profile = msgspec.convert(measured["memory"], Memory), msgspec.convert(measured["profile"], Profile)
+    chain = msgspec.structs.replace(draft, memory=found, profile=profile)
+    return Rehearsed(chain, child.load_arrays(work / "outputs.npz"), child.load_arrays(work / "joined.npz"))
 
 
 def rehearse_resident(folder: Path, chain: Chain, work: Path) -> list[child.Feeds]:
@@ -71,57 +86,73 @@ def _without_shapes(draft: Chain) -> Chain:
         outputs = tuple(msgspec.structs.replace(value, shape=None) for value in block.outputs)
         return msgspec.structs.replace(block, outputs=outputs)
 
+    joined = tuple(msgspec.structs.replace(part, block=forget(part.block)) for part in draft.joined)
     return msgspec.structs.replace(
-        draft, blocks=tuple(map(forget, draft.blocks)), whole=tuple(map(forget, draft.whole))
+        draft, blocks=tuple(map(forget, draft.blocks)), whole=tuple(map(forget, draft.whole)), joined=joined
     )
 
 
 def _run(task: Mapping[str, Any]) -> dict[str, Any]:
     """In the child."""
     from trt_layering.backends.onnxruntime.runtime import share_thread_pool
+
+    share_thread_pool()
+    folder, draft = Path(task["folder"]), msgspec.convert(task["chain"], Chain)
+    trials = child.load_arrays(Path(task["trials"]))
+    memory, blocks, outputs = _first_runs(folder, draft, trials)
+    child.save_arrays(Path(task["outputs"]), outputs)
+    chain = msgspec.structs.replace(draft, memory=memory)
+    seconds = profiling.build_seconds(draft)
+    found = profiling.measure_here(folder, chain, trials[-1], seconds, blocks, room=task["memory"])
+    child.save_arrays(Path(task["joined"]), found.outputs)
+    missing = max(0, found.beside - memory.activations - memory.scratch)
+    memory = msgspec.structs.replace(memory, scratch=memory.scratch + missing)
+    return {
+        "memory": msgspec.to_builtins(memory),
+        "profile": msgspec.to_builtins(found.profile),
+        "estimated": found.estimated,
+    }
+
+
+def _first_runs(folder: Path, draft: Chain, trials: Sequence[child.Feeds]) -> tuple[Memory, Timed, list[child.Feeds]]:
+    """What the chain's blocks take one by one, at the floor, for each of `trials`: the memory of the largest, the
+    seconds of the last, the outputs of all."""
     from trt_layering.runtime import meter
     from trt_layering.runtime.chain import Chain as OpenChain
     from trt_layering.runtime.footprint import Footprint
     from trt_layering.runtime.loader import LoaderOptions
 
-    share_thread_pool()
-    draft = msgspec.structs.replace(msgspec.convert(task["chain"], Chain), whole=())  # its blocks are what is looked at
+    draft = msgspec.structs.replace(draft, whole=(), joined=())
     base = meter.current_rss_bytes()
-    trials = child.load_arrays(Path(task["trials"]))
     needs = Footprint.of(draft)
-    seconds = [float("inf")] * len(draft.blocks)
     alive = 0
 
-    def observe(index: int, took: float, live: Mapping[str, Any]) -> None:
+    def observe(_index: int, _took: float, live: Mapping[str, Any]) -> None:
         nonlocal alive
         alive = max(alive, sum(tensor_bytes(tensor) for tensor in live.values()))
-        seconds[index] = min(seconds[index], took)
 
-    chain = OpenChain(Path(task["folder"]), draft, budget=max(needs.floor, 1), loader=LoaderOptions())
+    chain = OpenChain(folder, draft, budget=max(needs.floor, 1), loader=LoaderOptions(), mode="sequential")
     try:
         engines = max(0, meter.current_rss_bytes() - base - needs.engines)
         meter.reset_peak()
         chain.start()
-        outputs = [_repeat(partial(chain.observe, feeds, observe)) for feeds in reversed(trials)][::-1]
+        watches = [Stopwatch(chain) for _ in trials]
+        outputs = [
+            _repeat(partial(watch.run, feeds, observe))
+            for watch, feeds in zip(watches[::-1], trials[::-1], strict=True)
+        ][::-1]
         held = sum(array.nbytes for array in outputs[-1].values())  # by a caller, while the next sweep runs
         total = max(0, meter.peak_rss_bytes() + held - base - needs.engines - chain.stats()["arena_bytes"])
-        stats = chain.stats()
     finally:
         chain.close()
-    child.save_arrays(Path(task["outputs"]), outputs)
     alive = min(alive, max(0, total - engines))
-    memory = Memory(
-        activations=alive,
-        scratch=max(0, total - engines - alive),
-        engines=engines,
-        shapes={name: array.shape for name, array in trials[-1].items()},
-    )
-    rate = stats["bytes_read"] / stats["read_seconds"] if stats["read_seconds"] else 1e9
-    return {"memory": msgspec.to_builtins(memory), "times": {"execute_seconds": seconds, "read_rate": rate}}
+    shapes = {name: array.shape for name, array in trials[-1].items()}
+    memory = Memory(activations=alive, scratch=max(0, total - engines - alive), engines=engines, shapes=shapes)
+    return memory, Timed(watches[-1].seconds, alive + memory.scratch, outputs[-1]), outputs
 
 
 def _repeat(run: Callable[[], child.Feeds]) -> child.Feeds:
-    """The outputs of `run`, which is done up to three times as long as they take less than a second."""
+    """The outputs of `run`, which is done a few times as long as they take less than a second."""
     begin = time.perf_counter()
     for _ in range(_RUNS):
         outputs = run()

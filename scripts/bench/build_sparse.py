@@ -23,6 +23,8 @@ import chains
 import measure
 import models
 
+from trt_layering.bench.caches import drop_caches
+
 NAME = "sparse-build"
 MOST_SECONDS = 10.0
 MOST_BYTES = 300_000_000
@@ -59,12 +61,12 @@ def plain_copy(source: Path, target: Path) -> float:
 def one_round(model: Path) -> dict[str, Any]:
     data = model.with_name(f"{model.name}.data")
     copy = models.DEFAULT_FOLDER / "sparse.copy"
-    measure.drop_caches(data)
+    drop_caches(data)
     try:
         copy_seconds = plain_copy(data, copy)
     finally:
         copy.unlink(missing_ok=True)
-    measure.drop_caches(data)
+    drop_caches(data)
     found: dict[str, Any] = measure.call(measured_build, model=str(model))
     shutil.rmtree(chains.REPOSITORY / NAME)
     found["copy_seconds"] = copy_seconds

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from trt_layering import Footprint
 
 REPOSITORY = models.DEFAULT_FOLDER / "engines"
-BLOCK_SIZE = "16MiB"
+BLOCK_SIZE = "auto"
+LARGE = ("resnet152", "vgg19", "encoder-1", "encoder-128", "densenet201", "yolov4")
 FRACTIONS = (0.10, 0.25, 0.50, 0.75)
 
 
@@ -28,7 +29,14 @@ def feeds(shapes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[str, np.nd
     return {name: generator.standard_normal(tuple(shape), dtype=np.float32) for name, shape in shapes.items()}
 
 
-def ensure(case: models.Case, *, block_size: str = BLOCK_SIZE, name: str | None = None, rebuild: bool = False) -> str:
+def ensure(
+    case: models.Case,
+    *,
+    block_size: str = BLOCK_SIZE,
+    name: str | None = None,
+    rebuild: bool = False,
+    weights: str = "fp32",
+) -> str:
     """The name of the case's finished chain in `REPOSITORY`, built in a child process where it is missing or stale."""
     import trt_layering as tl
 
@@ -41,11 +49,18 @@ def ensure(case: models.Case, *, block_size: str = BLOCK_SIZE, name: str | None 
             pass
     path = models.make(case.model)
     print(f"building {name} ...", flush=True)
-    measure.call(build, model=str(path), name=name, block_size=block_size, shapes=dict(case.shapes))
+    measure.call(build, model=str(path), name=name, block_size=block_size, shapes=dict(case.shapes), weights=weights)
     return name
 
 
-def build(model: str, name: str, block_size: str, shapes: Mapping[str, Sequence[int]], optimise: bool = True) -> None:
+def build(
+    model: str,
+    name: str,
+    block_size: str,
+    shapes: Mapping[str, Sequence[int]],
+    optimise: bool = True,
+    weights: str = "fp32",
+) -> None:
     """Child function: one build."""
     import trt_layering as tl
 
@@ -57,6 +72,7 @@ def build(model: str, name: str, block_size: str, shapes: Mapping[str, Sequence[
         block_size=block_size,
         shapes={key: tuple(shape) for key, shape in shapes.items()},
         optimise=optimise,
+        weights=weights,
     )
 
 
@@ -75,10 +91,13 @@ def footprint(name: str) -> Footprint:
 
 
 def budgets(needs: Footprint) -> list[tuple[str, int]]:
-    """Named budgets from the floor up: fractions of the weights where they lie above it, all weights in the arena, and
-    everything resident."""
+    """Named budgets from the floor up: fractions of the weights (where such a budget is under the floor, the arena
+    alone has that fraction, and a + says so), all weights in the arena, and everything resident."""
     steps = [("floor", needs.floor)]
-    steps += [(f"{part:.0%}", int(part * needs.weights)) for part in FRACTIONS if part * needs.weights > needs.floor]
+    for part in FRACTIONS:
+        label, budget = f"{part:.0%}", int(part * needs.weights)
+        steps.append((label, budget) if budget >= needs.floor else (f"{label}+", needs.fixed + budget))
+    steps = [(label, budget) for label, budget in steps if budget >= needs.floor]
     return [*steps, ("weights", needs.fixed + needs.weights), ("all", needs.resident)]
 
 

@@ -16,42 +16,23 @@ from typing import Any
 import chains
 import measure
 import models
-from cgroup import MemoryGroup
-from measure import MIB
 
-PROCESS = 96 * MIB
+from trt_layering.bench.caches import drop_caches
+from trt_layering.bench.cgroup import MemoryGroup
+from trt_layering.bench.plain import PROCESS_BYTES as PROCESS
+from trt_layering.bench.plain import optimise
+
 KILLED = -9
 PATIENCE = 180.0  # seconds for a child; under too small a limit the kernel can go on reclaiming for minutes
 RUNS = 5
 OPTIMISED = models.DEFAULT_FOLDER / "optimised"
-_LEAST_EXTERNAL = "1024"  # bytes from which on a tensor of the optimised model is external data
-
-
-def optimise(model: str, target: str) -> None:
-    """Child function: writes `model`, optimised with its real weights, to `target` with external data beside it."""
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.log_severity_level = 3
-    options.optimized_model_filepath = target
-    options.add_session_config_entry("session.disable_prepacking", "1")
-    external = "session.optimized_model_external_initializers"
-    options.add_session_config_entry(f"{external}_file_name", f"{Path(target).name}.data")
-    options.add_session_config_entry(f"{external}_min_size_in_bytes", _LEAST_EXTERNAL)
-    ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 def run_mapped(model: str, level: str, shapes: Mapping[str, Sequence[int]], runs: int) -> dict[str, Any]:
     """Child function: seconds of each of `runs` runs after a first one, and of that."""
-    import onnxruntime as ort
+    from trt_layering.bench.plain import mapped_session
 
-    options = ort.SessionOptions()
-    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
-    options.log_severity_level = 3
-    options.enable_cpu_mem_arena = False
-    options.add_session_config_entry("session.disable_prepacking", "1")
-    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    session = mapped_session(model, level)
     feeds = chains.feeds(shapes)
     seconds = [measure.timed(lambda: session.run(None, feeds)) for _ in range(runs + 1)]
     return {"first": seconds[0], "seconds": seconds[1:]}
@@ -80,9 +61,9 @@ def compare(case: models.Case, name: str, budget: int) -> dict[str, Any]:
     }
     found: dict[str, Any] = {"limit_bytes": budget + PROCESS, "forms": {}}
     for form, arguments in forms.items():
-        measure.drop_caches(original.parent, prepared.parent)
+        drop_caches(original.parent, prepared.parent)
         found["forms"][form] = _limited(run_mapped, budget, shapes=shapes, runs=RUNS, **arguments)
-    measure.drop_caches(chains.folder(name))
+    drop_caches(chains.folder(name))
     found["chain"] = _limited(run_chain, budget, name=name, budget=budget, shapes=shapes, runs=RUNS)
     medians = [measure.spread(form["seconds"]).median for form in found["forms"].values() if form]
     found["mapped_median"] = min(medians, default=None)

@@ -22,10 +22,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from cgroup import MemoryGroup
+
+if TYPE_CHECKING:
+    from trt_layering.bench.cgroup import MemoryGroup
 
 MIB = 1 << 20
 RESULTS = Path(".bench/results")
@@ -152,24 +154,6 @@ def _tree(pid: int) -> Iterable[int]:
         for task in Path(f"/proc/{pid}/task").iterdir():
             for child in (task / "children").read_text().split():
                 yield from _tree(int(child))
-
-
-def drop_caches(*paths: Path) -> str:
-    """Drops the pages of `paths` (files, or folders with all their files) from the page cache, all clean pages of the
-    machine where permitted; says in words how far it came."""
-    for path in paths:
-        for file in [path] if path.is_file() else [f for f in path.rglob("*") if f.is_file()]:
-            descriptor = os.open(file, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(descriptor)
-    try:
-        Path("/proc/sys/vm/drop_caches").write_text("1")
-    except OSError:
-        return "caches of the model's files dropped"
-    return "all caches dropped"
 
 
 # Time

@@ -18,6 +18,8 @@ import chains
 import measure
 import models
 
+from trt_layering.bench.caches import drop_caches
+
 MOST_SECONDS = 0.3
 ROUNDS = 7
 IN_24_BLOCKS = "encoder-24"
@@ -47,7 +49,7 @@ def measure_case(label: str, case: models.Case, block_size: str, rebuild: bool) 
     for _ in range(ROUNDS):
         for state, found in samples.items():
             if state == "caches dropped":
-                measure.drop_caches(chains.folder(name))
+                drop_caches(chains.folder(name))
             found.append(measure.call(opened, name=name, budget=budget, shapes=dict(case.shapes)))
     return [
         {"case": label, "files": state, "weights_bytes": needs.weights, "budget_bytes": budget, "samples": found}

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from trt_layering.bench import cgroup
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts" / "bench"))
 measure: Any = pytest.importorskip("measure")
-cgroup: Any = pytest.importorskip("cgroup")
 
 MIB = 1 << 20
 

@@ -45,9 +45,12 @@ def problems(draw: st.DrawFn) -> tuple[list[list[str]], dict[str, int], list[Cut
     return weights, sizes, cuts
 
 
-@given(problems())
-def test_the_choice_is_the_best_of_all(problem: tuple[list[list[str]], dict[str, int], list[Cut]]) -> None:
+@given(problems(), st.data())
+def test_the_choice_is_the_best_of_all(
+    problem: tuple[list[list[str]], dict[str, int], list[Cut]], data: st.DataObject
+) -> None:
     weights, sizes, cuts = problem
+    required = {cut.position for cut in cuts if data.draw(st.booleans())}
     width = {cut.position: cut.width_bytes for cut in cuts}
     runs = list(pairwise([0, *width, len(weights)]))
 
@@ -59,9 +62,10 @@ def test_the_choice_is_the_best_of_all(problem: tuple[list[list[str]], dict[str,
         return all(fits(weights, sizes, [(a, b) for a, b in runs if begin <= a and b <= end]) for begin, end in blocks)
 
     every = (chosen for k in range(len(width) + 1) for chosen in combinations(sorted(width), k))
-    best = min(cost(chosen) for chosen in every if possible(chosen))
-    got = choose_cuts(chain(weights), cuts, LIMIT, sizes)
+    best = min(cost(chosen) for chosen in every if possible(chosen) and required <= {*chosen})
+    got = choose_cuts(chain(weights), cuts, LIMIT, sizes, required)
     assert got == sorted(got)
+    assert required <= {*got}
     assert possible(got)
     assert cost(got) == best
 

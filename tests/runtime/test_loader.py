@@ -22,7 +22,10 @@ from trt_layering.errors import ClosedError, CorruptError, LayeringError, ReadEr
 from trt_layering.runtime.arena import Arena
 from trt_layering.runtime.loader import Loader, LoaderOptions
 from trt_layering.runtime.trace import Trace
-from trt_layering.schedule.residency import Read, Schedule, floor, lay_out
+from trt_layering.schedule.partition import Partition, Piece
+from trt_layering.schedule.residency import Read, Schedule
+from trt_layering.schedule.simulate import Pace
+from trt_layering.schedule.table import best_choice
 from trt_layering.store.manifest import PAGE, UNMEASURED, WEIGHTS_FILE, Extent
 from trt_layering.store.reader import WeightFile
 from trt_layering.store.writer import StoreWriter
@@ -52,9 +55,10 @@ class Store:
 
     def schedule(self, blocks: Blocks, arena: int | None = None, read_size: int = 2 * PAGE) -> Schedule:
         """For an arena of so many pages, or of the floor."""
-        sized = [[(e, self.extents[e].length) for e in block] for block in blocks]
-        size = floor(sized) if arena is None else arena * PAGE
-        return lay_out(sized, size, read_size, [1e-3] * len(blocks), 1e9)
+        sized = [tuple((e, self.extents[e].length) for e in block) for block in blocks]
+        partition = Partition(tuple(Piece(index, 1, extents, 1e-3) for index, extents in enumerate(sized)))
+        size = partition.floor if arena is None else arena * PAGE
+        return best_choice(partition, size, Pace(1e-9)).schedule(partition.pieces, read_size)
 
 
 @pytest.fixture(scope="module")
@@ -652,6 +656,16 @@ def test_options_that_make_no_sense(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said) as caught:
         LoaderOptions(**options)
     assert caught.value.remedy
+
+
+def test_auto_is_what_the_profile_found() -> None:
+    profile = msgspec.structs.replace(UNMEASURED, threads=7, read_size=8192)
+    found = LoaderOptions(verify="never").resolved(profile)
+    assert found == LoaderOptions(verify="never", threads=7, read_size=8192)
+    assert (found.parallel_reads, found.read_bytes) == (7, 8192)
+    assert LoaderOptions(threads=1).resolved(profile) == LoaderOptions(threads=1, read_size=8192)
+    assert LoaderOptions(read_size="64KiB").resolved(profile).read_bytes == 65536
+    assert (LoaderOptions().parallel_reads, LoaderOptions().read_bytes) == (2, 4 << 20)
 
 
 def test_options_as_people_write_them() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,6 +23,7 @@ from trt_layering.store.manifest import (
     Chain,
     Extent,
     Tensor,
+    Value,
     file_digest,
     finished_chains,
     finished_versions,
@@ -90,6 +92,40 @@ def test_a_chain_that_would_be_refused_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="9 bytes, which is not 'float32' of shape"):
         write_manifest(tmp_path, wrong)
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"rows": "j"},
+        {"indices": "float32"},
+        {"result": "float16"},
+        {"dtype": "float8e5m2", "result": "float8e5m2"},
+        {"dtype": "int4", "result": "int4"},
+        {"shape": ()},
+        {"shape": (0, 4)},
+    ],
+)
+def test_a_block_with_rows_gathers_from_one_table(tmp_path: Path, change: dict[str, Any]) -> None:
+    asked = {"rows": "i", "indices": "int64", "dtype": "float32", "result": "float32", "shape": (9, 4)} | change
+    size = tensor_nbytes(asked["dtype"], asked["shape"]) or 0
+    table = Tensor(name="t", dtype=asked["dtype"], shape=asked["shape"], offset=0, nbytes=size)
+    given, made = (
+        Value(name=name, dtype=dtype, shape=None) for name, dtype in (("i", asked["indices"]), ("y", asked["result"]))
+    )
+    block = Block(
+        name="b", file="b.onnx", digest="0" * 32, extents=(0,), inputs=(given,), outputs=(made,), rows=asked["rows"]
+    )
+    extent = Extent(offset=0, length=PAGE, checksum="0" * 16, tensors=(table,))
+    chain = chain_of((extent,), (block,), inputs=(given,), outputs=(made,))
+    if not change:
+        write_manifest(tmp_path, chain)
+        assert read_manifest(tmp_path).block_bytes(0) == 0
+        assert chain.loaded_bytes == PAGE
+        return
+    with pytest.raises(BuildError, match="cannot gather rows"):
+        write_manifest(tmp_path, chain)
 
 
 def test_a_failed_write_keeps_the_manifest_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,10 @@ class Runtime(Protocol):
         """The backend's tensor over `array`, which must be C-contiguous and outlive it; copied only if it has to be."""
         ...
 
+    def fill(self, tensor: Any, array: np.ndarray[Any, Any]) -> None:
+        """Copy `array` into `tensor`, one that `wrap` made. BackendError where their shapes or dtypes differ."""
+        ...
+
     def unwrap(self, tensor: Any) -> np.ndarray[Any, Any]:
         """`tensor` as a numpy array that the caller owns."""
         ...

@@ -9,7 +9,7 @@ import ast
 import math
 import operator
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -99,7 +99,7 @@ def _blocked(flow: Dataflow) -> list[bool]:
 
 def _bound_until(flow: Dataflow, value: ir.Value) -> int:
     """The last position that must stay in one block with the node that makes `value`; 0 when none must."""
-    if not _may_cross(value):
+    if not may_cross(value):
         return flow.last_read[value]
     producer = value.producer()
     if producer is None or producer.op_type not in _QUANTIZERS:
@@ -108,7 +108,7 @@ def _bound_until(flow: Dataflow, value: ir.Value) -> int:
     return max((flow.position.get(node, 0) for node in readers), default=0)
 
 
-def _may_cross(value: ir.Value) -> bool:
+def may_cross(value: ir.Value) -> bool:
     """Whether `value` can be a block's input: a tensor of numbers whose type and rank are known."""
     known = type(value.type) is ir.TensorType and value.shape is not None
     return known and value.dtype not in (ir.DataType.UNDEFINED, ir.DataType.STRING)
@@ -155,8 +155,15 @@ def _evaluate(node: ast.expr, dims: Mapping[str, int]) -> float:
     raise LookupError(ast.dump(node))
 
 
-def choose_cuts(graph: ir.Graph, cuts: Sequence[Cut], block_size: int, sizes: Mapping[str, int]) -> list[int]:
-    """Positions, ascending, of those of the legal `cuts` that make the best blocks of at most `block_size` bytes.
+def choose_cuts(
+    graph: ir.Graph,
+    cuts: Sequence[Cut],
+    block_size: int,
+    sizes: Mapping[str, int],
+    required: Collection[int] = (),
+) -> list[int]:
+    """Positions, ascending, of those of the legal `cuts` that make the best blocks of at most `block_size` bytes,
+    and of all those in `required`.
 
     `sizes` gives the bytes of each streamed initializer by name; others count as nothing. A block's bytes are those of
     its distinct initializers. Only a block in which a single uncuttable run of nodes has weights may exceed
@@ -169,11 +176,13 @@ def choose_cuts(graph: ir.Graph, cuts: Sequence[Cut], block_size: int, sizes: Ma
     cost = [0]
     previous = [0]
     candidates: deque[int] = deque()  # starts that the next blocks may have, by ascending cost
+    wall = 0  # the last required seam before the block's end
     for end, first in enumerate(_earliest_starts(runs, sizes, block_size), start=1):
         while candidates and cost[candidates[-1]] >= cost[end - 1]:
             candidates.pop()
         candidates.append(end - 1)
-        while candidates[0] < first:
+        wall = end - 1 if bounds[end - 1] in required else wall
+        while candidates[0] < max(first, wall):
             candidates.popleft()
         previous.append(candidates[0])
         cost.append(cost[candidates[0]] + BLOCK_COST + width.get(bounds[end], 0))

@@ -88,10 +88,11 @@ class Dataflow:
             and node.op_type not in _RANDOM
             and not any(True for _ in subgraphs(node))
             and not any(output.is_graph_output() for output in node.outputs)
-            and all(self._is_constant(value) for value in values)
+            and all(self.is_constant(value) for value in values)
         )
 
-    def _is_constant(self, value: ir.Value) -> bool:
+    def is_constant(self, value: ir.Value) -> bool:
+        """Whether `value` is a weight or what a decoder makes of weights."""
         producer = value.producer()
         if producer is None:
             return value.is_initializer() and not value.is_graph_input()

@@ -5,7 +5,7 @@ May import numpy, onnx_ir, errors and normal_form. What cannot be split is left 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -48,8 +48,9 @@ class _Piece(NamedTuple):
     columns: int
 
 
-def split_large(model: ir.Model, limit: int) -> list[Split]:
-    """Splits, in place, every weight of more than `limit` bytes in `model`'s main graph; one entry for each.
+def split_large(model: ir.Model, limit: int, kept: Collection[str] = ()) -> list[Split]:
+    """Splits, in place, every weight of more than `limit` bytes in `model`'s main graph, but those in `kept`; one entry
+    for each.
 
     Conv, ConvTranspose, Gemm and MatMul (and the Integer kinds) are split by output columns or channels, Gather by the
     columns of its table. The model must be normalised. Pieces, with their biases, are at most `limit` bytes and as even
@@ -59,7 +60,7 @@ def split_large(model: ir.Model, limit: int) -> list[Split]:
     names = Names(model)
     splits = []
     for name, weight in list(model.graph.initializers.items()):
-        if weight.const_value is None or weight.const_value.nbytes <= limit:
+        if weight.const_value is None or weight.const_value.nbytes <= limit or name in kept:
             continue
         try:
             pieces = _split(model.graph, weight, limit, names)

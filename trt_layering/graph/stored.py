@@ -55,3 +55,11 @@ class StoredTensor(ir.LazyTensor):
             return ir.Tensor(np.empty(dims, kind), self.dtype)
         array = np.frombuffer(self.file.mapping(), kind, count=self.size, offset=self.offset)
         return ir.Tensor(array.reshape(dims), self.dtype)
+
+
+def unmapped(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    """`tensor` such that nothing of its file stays mapped once its array has gone; onnx-ir's own keep theirs."""
+    if not isinstance(tensor, ir.ExternalTensor) or tensor.dtype.bitwidth < 8:
+        return tensor
+    shape = ir.Shape(tensor.shape.numpy(), frozen=True)
+    return StoredTensor(MappedFile(Path(tensor.path)), tensor.offset or 0, tensor.dtype, shape, tensor.name)

@@ -15,6 +15,16 @@ from trt_layering.errors import MemoryLimitError
 from trt_layering.units import format_size
 
 
+def dtype_of(word: str) -> np.dtype[Any]:
+    """The numpy dtype of weights that the manifest calls `word`."""
+    if word != "bfloat16":
+        return np.dtype(word)
+    import ml_dtypes
+
+    dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return dtype
+
+
 class Arena:
     """`size` bytes of anonymous memory, zero until written, aligned to a page.
 

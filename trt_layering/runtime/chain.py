@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 
@@ -29,6 +29,8 @@ from trt_layering.runtime.activations import Buffers, Packing, empty, last_uses,
 from trt_layering.runtime.feeds import checked
 from trt_layering.runtime.footprint import USUAL_WAVE, Footprint, checked_wave
 from trt_layering.runtime.loader import LoaderOptions
+from trt_layering.runtime.origin import measured_elsewhere
+from trt_layering.runtime.schedules import Mode, Scheduled, scheduled
 from trt_layering.runtime.supply import Supply, keep, stream
 from trt_layering.runtime.trace import Event, Trace
 from trt_layering.shapes import format_shape
@@ -52,6 +54,7 @@ def open_chain(
     budget: int | str | None = None,
     version: int | None = None,
     loader: LoaderOptions | None = None,
+    mode: Mode = "auto",
     wave: int | None = None,
     trace: Trace | None = None,
 ) -> Chain:
@@ -61,7 +64,9 @@ def open_chain(
     everything in memory. Loading begins at once, in the background; with a budget that holds everything, it is done
     when this returns. Each engine has a thread pool of its own, unless the process asked for one with
     `share_thread_pool`. The budget leaves room for waves of `wave` requests, see `Chain.run_many`, which raises the
-    floor; None leaves room for some where it costs next to nothing. `trace` records what the chain does.
+    floor; None leaves room for some where it costs next to nothing. `trace` records what the chain does. `mode` is for
+    comparisons: "sequential" loads each block when the one before it has executed, "double" is the fixed double buffer,
+    two halves of the arena in turn.
 
     Raises NotBuiltError, CorruptError or ForeignError for the store, ReadError for the drive, BudgetError under the
     floor, MemoryLimitError, UsageError for sizes and waves that are none, or a trace that records another chain.
@@ -69,7 +74,7 @@ def open_chain(
     folder = resolve(Path(repository), name, version)
     with _memory_errors(name):
         options = loader or LoaderOptions()
-        chain = Chain(folder, read_manifest(folder), budget=budget, loader=options, wave=wave, trace=trace)
+        chain = Chain(folder, read_manifest(folder), budget=budget, loader=options, mode=mode, wave=wave, trace=trace)
     try:
         chain.start()
     except RuntimeError as error:
@@ -110,6 +115,7 @@ class Chain:
         *,
         budget: int | str | None,
         loader: LoaderOptions,
+        mode: Mode = "auto",
         wave: int | None = None,
         trace: Trace | None = None,
     ) -> None:
@@ -121,8 +127,9 @@ class Chain:
         check_store(folder, manifest)
         self._runtime = backends.runtime(manifest.backend.name)
         _require_fit(folder, manifest, self._runtime)
-        resident = manifest.optimised and self._budget >= self.footprint.resident
-        self._blocks = (manifest.whole or manifest.blocks) if resident else manifest.blocks
+        loader = loader.resolved(manifest.profile)
+        scheduled = self._schedule(folder, arena_bytes, loader, mode)
+        self._blocks = tuple(part.block for part in scheduled.parts) if scheduled else manifest.whole or manifest.blocks
         self._static = static_outputs(manifest.inputs, self._blocks)
         self._outputs = {value.name for value in manifest.outputs}
         self._drops = last_uses(self._blocks)
@@ -130,17 +137,23 @@ class Chain:
         self._packing = Packing.of(manifest.inputs, manifest.outputs, self._blocks)
         self._buffers = [self._packing.buffers(self._runtime.wrap)]  # of the chain, then of further requests of a wave
         buffers = self._buffers[0].tensors
-        if resident:
-            self._supply = keep(folder, manifest, self._blocks, self._runtime, buffers, loader)
+        if scheduled:
+            self._supply = stream(folder, manifest, scheduled, self._runtime, buffers, loader, trace)
         else:
-            self._supply = stream(folder, manifest, self._runtime, buffers, loader, arena_bytes, trace)
+            self._supply = keep(folder, manifest, self._blocks, self._runtime, buffers, loader)
         self._loader = self._supply.loader
         self._trace = trace
         self._turn = threading.RLock()  # a signal handler may close the chain while its thread takes the turn
         self._runner = 0
         self._process = os.getpid()
         self._finalizer = weakref.finalize(self, _close_behind, self._supply, self._turn, self._process)
-        self._notes: dict[str, str] = {}
+        self._notes = {}
+        for note in measured_elsewhere(manifest.profile, folder):
+            self._notes["profile"] = note
+        if scheduled and scheduled.fallback:
+            self._notes["schedule"] = scheduled.fallback
+
+        self._predicted = scheduled.choice.seconds if scheduled else None
         self._logged: set[str] = set()
         self._closing = self._release_after_run = False
         self._closed = False
@@ -161,6 +174,15 @@ class Chain:
     def outputs(self) -> tuple[Value, ...]:
         """What `run` returns."""
         return self.manifest.outputs
+
+    def _schedule(self, folder: Path, arena_bytes: int, loader: LoaderOptions, mode: Mode) -> Scheduled | None:
+        """What streams and how; None where everything stays, laid out as executes fastest."""
+        if mode not in get_args(Mode):
+            remedy = f"use {', '.join(get_args(Mode))}"
+            raise UsageError(f"mode cannot be {mode!r}", where=f"chain {self.manifest.name!r}", remedy=remedy)
+        if mode == "auto" and self.manifest.optimised and self._budget >= self.footprint.resident:
+            return None
+        return scheduled(folder, self.manifest, arena_bytes, loader.read_bytes, mode)
 
     def start(self) -> None:
         """Begin to load the first blocks."""
@@ -336,15 +358,15 @@ class Chain:
 
     def stats(self) -> dict[str, Any]:
         """What happened since open, in counts, seconds and bytes, and what the chain takes. A new dict each time."""
-        bytes_read, read_seconds = self._loader.bytes_read, self._loader.read_seconds
+        loaded, read_seconds = self._loader.bytes_read, self._loader.read_seconds
         return {
             "requests": self._requests,
             "sweeps": self._sweeps,
-            "bytes_read": bytes_read,
+            "bytes_read": self._supply.bytes_read,
             "stall_seconds": self._stall_seconds,
             "execute_seconds": self._execute_seconds,
             "read_seconds": read_seconds,
-            "read_rate": bytes_read / read_seconds if read_seconds else 0.0,
+            "read_rate": loaded / read_seconds if read_seconds else 0.0,
             "slow_reads": self._loader.slow_reads,
             "arena_bytes": self._supply.arena.size,
             "resident_bytes": self._supply.resident_bytes,
@@ -355,7 +377,9 @@ class Chain:
             "floor_bytes": self.footprint.floor,
             "blocks": len(self._blocks),
             "mode": self._supply.mode,
+            "predicted_seconds": self._predicted,
             "fallbacks": self._fallbacks(),
+            **self._supply.row_counts,
         }
 
     def close(self) -> None:
@@ -441,7 +465,7 @@ def _close_behind(supply: Supply, turn: AbstractContextManager[Any], process: in
     process has none of these threads, and leaves it to its parent."""
     if os.getpid() != process:
         return
-    if supply.loader.owns_this_thread():
+    if supply.owns_this_thread():
         arguments = (supply, turn, process)
         threading.Thread(target=_close_behind, args=arguments, name="trt-layering-close").start()
         return

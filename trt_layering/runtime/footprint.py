@@ -27,15 +27,17 @@ _SET_ASIDE = 64
 @dataclass(frozen=True)
 class Footprint:
     """Bytes by what they are for: `largest_block` in the arena, `activations` passed between blocks, `scratch` inside
-    blocks, `engines` with the inference library's own state; `weights` an arena that holds all blocks, and `resident`
-    what it takes to keep everything, laid out as engines like it best. `request` is what each request of a wave takes
-    beside the first, and `wave` how many there must be room for; None: for some if it costs little."""
+    blocks, `engines` with the inference library's own state; `weights` an arena that holds all blocks, without the
+    `tables` that are read by rows, and `resident` what it takes to keep everything, laid out as engines like it best.
+    `request` is what each request of a wave takes beside the first, and `wave` how many there must be room for; None:
+    for some if it costs little."""
 
     largest_block: int
     activations: int
     scratch: int
     engines: int
     weights: int
+    tables: int
     resident: int
     request: int = 0
     wave: int | None = None
@@ -46,15 +48,16 @@ class Footprint:
         that is none."""
         sizes = [chain.block_bytes(index) for index in range(len(chain.blocks))]
         memory, each = chain.memory, backends.engine_overhead(chain.backend.name)
-        packed = chain.weights_bytes * (100 + _PACKED_PERCENT) // 100 if chain.optimised else sum(sizes)
+        packed = chain.weights_bytes * (100 + _PACKED_PERCENT) // 100 if chain.optimised else chain.loaded_bytes
         engines = memory.engines + each * len(chain.whole or chain.blocks)
         packing = Packing.of(chain.inputs, chain.outputs, chain.blocks)
         needs = cls(
             largest_block=max(sizes, default=0),
             activations=memory.activations,
             scratch=memory.scratch,
-            engines=memory.engines + each * len(chain.blocks),
+            engines=memory.engines + each * sum(block.rows is None for block in chain.blocks),
             weights=sum(sizes),
+            tables=chain.loaded_bytes - sum(sizes),
             resident=packed + memory.activations + memory.scratch + engines,
             request=max(memory.activations, packing.nbytes + packing.output_bytes),
             wave=None if wave is None else checked_wave(wave),
@@ -89,17 +92,10 @@ class Footprint:
 
     def arena(self, budget: int, chain: Chain) -> int:
         """Bytes of arena that `budget` leaves beside what must be and the requests of a wave, a multiple of a page and
-        at most all weights; never less for a larger budget. BudgetError under the floor, MemoryLimitError if the
-        machine has less to give than the budget takes up."""
+        at most all weights, tables included only where everything fits; never less for a larger budget. BudgetError
+        under the floor, MemoryLimitError if the machine has less to give than the budget takes up."""
         if budget < self.floor:
-            raise BudgetError(
-                f"a budget of {format_size(budget)} is under the floor of {format_size(self.floor)}: "
-                + ", ".join(f"{name.replace('_', ' ')} {format_size(size)}" for name, size in self.parts.items()),
-                floor=self.floor,
-                parts=self.parts,
-                where=f"chain {chain.name!r}",
-                remedy=self._lever(chain),
-            )
+            raise self.refusal(budget, chain)
         needed, available = min(budget, self.resident), available_bytes()
         if available and needed > available:
             raise MemoryLimitError(
@@ -109,9 +105,20 @@ class Footprint:
             )
         room = budget - self.fixed
         if room >= self.weights:
-            return self.weights
+            return self.weights + (self.tables if budget >= self.resident else 0)
         some = min((USUAL_WAVE - 1) * self.request, (room - self.largest_block) // _SET_ASIDE)
         return (room - (some if self.wave is None else self.waves)) // PAGE * PAGE
+
+    def refusal(self, budget: int, chain: Chain) -> BudgetError:
+        """What to say to a budget under the floor."""
+        return BudgetError(
+            f"a budget of {format_size(budget)} is under the floor of {format_size(self.floor)}: "
+            + ", ".join(f"{name.replace('_', ' ')} {format_size(size)}" for name, size in self.parts.items()),
+            floor=self.floor,
+            parts=self.parts,
+            where=f"chain {chain.name!r}",
+            remedy=self._lever(chain),
+        )
 
     def _lever(self, chain: Chain) -> str:
         """What would lower the floor: the largest part says it."""
@@ -126,6 +133,11 @@ class Footprint:
             return f"give at least {format_size(self.floor)}, or open it for smaller waves"
         if largest == "engines":
             return f"give at least {format_size(self.floor)}, or build with a larger --block-size, for fewer engines"
+        if largest == "scratch" and any(block.saved_bytes for block in chain.narrowed):
+            return (
+                f"give at least {format_size(self.floor)}, or build with a smaller --block-size: the largest weight of "
+                f"{chain.weights} is widened there"
+            )
         return f"give at least {format_size(self.floor)}, or build for smaller inputs with --shape"
 
 

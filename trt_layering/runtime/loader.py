@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, get_args
 
 from trt_layering.errors import ClosedError, LayeringError, ReadError, UsageError
@@ -34,15 +34,16 @@ _PAGE = 4096
 @dataclass(frozen=True)
 class LoaderOptions:
     """How weights are read. `direct_io`: past the page cache if the file system can ("auto"), or it is an error if not
-    ("always"), or never. `threads` reads are under way at once, each of at most `read_size` bytes. `verify`: compare an
-    extent's checksum when it is first loaded, each time ("always"), or never.
+    ("always"), or never. `threads` reads are under way at once, each of at most `read_size` bytes; "auto" is what the
+    chain's profile found best for its drive, 2 of 4 MiB where it has none. `verify`: compare an extent's checksum when
+    it is first loaded, each time ("always"), or never.
 
     Raises UsageError for a value that makes no sense.
     """
 
     direct_io: DirectIO = "auto"
-    threads: int = 2
-    read_size: int | str = "4MiB"
+    threads: int | Literal["auto"] = "auto"
+    read_size: int | str = "auto"
     verify: Verify = "first"
 
     def __post_init__(self) -> None:
@@ -54,18 +55,32 @@ class LoaderOptions:
                 raise UsageError(
                     f"{name} cannot be {value!r}", where="loader options", remedy=f"use {', '.join(known)}"
                 )
-        if not isinstance(self.threads, int) or not 1 <= self.threads <= 64:
-            raise UsageError(f"threads must be 1 to 64, not {self.threads!r}", where="loader options", remedy="try 2")
+        if self.threads != "auto" and (not isinstance(self.threads, int) or not 1 <= self.threads <= 64):
+            raise UsageError(
+                f"threads must be 1 to 64 or auto, not {self.threads!r}", where="loader options", remedy="try auto"
+            )
         if self.read_bytes % _PAGE:
             raise UsageError(
                 f"read_size must be a multiple of {_PAGE} bytes, not {self.read_size!r}",
                 where="loader options", remedy="try 4MiB",
             )  # fmt: skip
 
+    def resolved(self, profile: Profile) -> LoaderOptions:
+        """These options with what `profile` found in the place of "auto"."""
+        threads = profile.threads if self.threads == "auto" else self.threads
+        return replace(
+            self, threads=threads, read_size=profile.read_size if self.read_size == "auto" else self.read_size
+        )
+
+    @property
+    def parallel_reads(self) -> int:
+        """`threads` as a number; that of a chain without a profile for "auto"."""
+        return UNMEASURED.threads if self.threads == "auto" else self.threads
+
     @property
     def read_bytes(self) -> int:
-        """`read_size` in bytes."""
-        return parse_size(self.read_size, what="read_size")
+        """`read_size` in bytes; that of a chain without a profile for "auto"."""
+        return UNMEASURED.read_size if self.read_size == "auto" else parse_size(self.read_size, what="read_size")
 
 
 class _Task(NamedTuple):
@@ -118,7 +133,7 @@ class Loader:
         self.bytes_read = 0
         self._threads = [
             threading.Thread(target=self._work, args=[n], name=f"trt-layering-loader-{n}", daemon=True)
-            for n in range(options.threads)
+            for n in range(options.parallel_reads)
         ]
 
     def start(self) -> None:

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from trt_layering.backends.base import Engine, Runtime
-from trt_layering.runtime.arena import Arena
+from trt_layering.runtime.arena import Arena, dtype_of
 from trt_layering.runtime.loader import Loader, LoaderOptions
+from trt_layering.runtime.rows import RowReader
+from trt_layering.runtime.schedules import Scheduled
 from trt_layering.runtime.trace import Trace
-from trt_layering.schedule.residency import Schedule, lay_out
+from trt_layering.schedule.residency import Schedule
 from trt_layering.store.manifest import PAGE, WEIGHTS_FILE, Block, Chain
-from trt_layering.store.reader import WeightFile, verify_extent
-
-_USUAL_RATE = 1e9
+from trt_layering.store.reader import WeightFile, verify_stored
 
 
 @dataclass
@@ -37,6 +37,23 @@ class Supply:
     file: WeightFile
     mode: str
     resident_bytes: int
+    rows: RowReader | None = None
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes that came from the drive."""
+        return self.loader.bytes_read + (self.rows.bytes_read if self.rows else 0)
+
+    @property
+    def row_counts(self) -> dict[str, int]:
+        """For `Chain.stats`, where tables are read by rows: rows that came from the drive and their bytes, with the
+        pages around them; and rows that were in memory."""
+        rows = self.rows
+        return {"rows_read": rows.rows_read, "row_bytes": rows.bytes_read, "row_hits": rows.row_hits} if rows else {}
+
+    def owns_this_thread(self) -> bool:
+        """Whether the caller is one of the threads that `close` waits for."""
+        return self.loader.owns_this_thread() or (self.rows is not None and self.rows.owns_this_thread())
 
     @property
     def fallbacks(self) -> list[str]:
@@ -49,6 +66,8 @@ class Supply:
         for engine in self.engines:
             engine.close()
         self.engines.clear()
+        if self.rows:
+            self.rows.close()
         gc.collect()
         self.arena.close()
         self.file.close()
@@ -57,26 +76,29 @@ class Supply:
 def stream(
     folder: Path,
     chain: Chain,
+    scheduled: Scheduled,
     runtime: Runtime,
     buffers: Mapping[str, Any],
     options: LoaderOptions,
-    arena_bytes: int,
     trace: Trace | None,
 ) -> Supply:
-    """Engines over an arena of at most `arena_bytes`, through which the weights pass; `trace` gets the reads."""
-    blocks = [[(e, chain.extents[e].length) for e in block.extents] for block in chain.blocks]
-    execute = chain.profile.execute_seconds or (0.0,) * len(blocks)  # a chain need not have been timed
-    rate = chain.profile.read_rate or _USUAL_RATE
-    schedule = lay_out(blocks, arena_bytes, options.read_bytes, execute[: len(blocks)], rate)
+    """Engines over an arena through which the weights pass as `scheduled` says; those that read rows need none. `trace`
+    gets the reads."""
+    schedule = scheduled.schedule
     arena, file = _open_memory_and_file(folder, schedule.arena_bytes, options)
     loader = Loader(schedule, chain.extents, arena, file, options, profile=chain.profile, trace=trace)
     supply = Supply([], loader, arena, file, schedule.mode, schedule.resident_bytes)
     try:
         if schedule.arena_bytes:
             file.read_into(arena.view(0, PAGE), 0)  # shows whether direct reads work
-        for block, offset in zip(chain.blocks, schedule.offsets, strict=True):
-            weights = _views(chain, block.extents, arena, offset)
-            supply.engines.append(runtime.open_streamed(folder, block, weights, buffers))
+        if any(part.block.rows is not None for part in scheduled.parts):
+            supply.rows = RowReader(file)
+        for part, offset in zip(scheduled.parts, schedule.offsets, strict=True):
+            if part.block.rows is not None and supply.rows:
+                supply.engines.append(supply.rows.open(chain, part.block, runtime, buffers, options.verify))
+                continue
+            weights = _views(chain, part.block.extents, arena, offset)
+            supply.engines.append(runtime.open_streamed(folder, part.block, weights, buffers))
             weights.clear()
     except BaseException:
         supply.close()
@@ -121,13 +143,9 @@ def _open_memory_and_file(folder: Path, size: int, options: LoaderOptions) -> tu
 
 def _verify(chain: Chain, file: WeightFile, options: LoaderOptions) -> None:
     """Compare the checksums of all extents, one after the other passing through memory."""
-    step = options.read_bytes
-    with closing(Arena(max((extent.length for extent in chain.extents), default=0))) as staging:
+    with closing(Arena(options.read_bytes)) as staging:
         for index, extent in enumerate(chain.extents):
-            for start in range(0, extent.length, step):
-                part = staging.view(start, min(step, extent.length - start))
-                file.read_into(part, extent.offset + start)
-            verify_extent(extent, index, staging.view(0, extent.length), path=file.path)
+            verify_stored(file, extent, index, staging.view(0, staging.size))
 
 
 def _views(chain: Chain, extents: Iterable[int], memory: Arena, offset: int) -> dict[str, np.ndarray[Any, Any]]:
@@ -136,15 +154,6 @@ def _views(chain: Chain, extents: Iterable[int], memory: Arena, offset: int) -> 
     for index in extents:
         extent = chain.extents[index]
         for tensor in extent.tensors:
-            views[tensor.name] = memory.array(offset + tensor.offset, _dtype(tensor.dtype), tensor.shape)
+            views[tensor.name] = memory.array(offset + tensor.offset, dtype_of(tensor.dtype), tensor.shape)
         offset += extent.length
     return views
-
-
-def _dtype(name: str) -> np.dtype[Any]:
-    if name != "bfloat16":
-        return np.dtype(name)
-    import ml_dtypes
-
-    dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-    return dtype

@@ -28,6 +28,7 @@ from trt_layering.errors import BuildError, CorruptError, ForeignError, NotBuilt
 FORMAT_VERSION = 2
 MANIFEST_FILE = "chain.json"
 WEIGHTS_FILE = "weights.bin"
+SCHEDULES_FILE = "schedules.json"
 PAGE = 4096
 TENSOR_ALIGNMENT = 64
 MANIFEST_LIMIT = 64 * 1024 * 1024
@@ -39,6 +40,12 @@ DTYPE_BITS = {
     "float4e2m1": 4, "int4": 4, "uint4": 4, "int2": 2, "uint2": 2,
 }  # fmt: skip
 """Bits of one element of each dtype a weight may have; elements under 8 bits are packed, lowest bits first."""
+
+GATHERED = {
+    "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "bfloat16", "float32",
+    "float64",
+}  # fmt: skip
+"""Dtypes of tables that may be read by rows."""
 
 # What decoding raises: also for nesting too deep, and, by some versions, for field names that are not UTF-8.
 _UNREADABLE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
@@ -146,9 +153,10 @@ class Profile(_Record, frozen=True):
     """What this chain takes on one machine and one drive, both named so that others are noticed.
 
     `execute_seconds` of each of `Chain.parts`, from its weights being there until the next may begin; `read_seconds` of
-    each extent. `read_rate` is the drive's, in bytes per second, with the `threads` parallel reads of `read_size` bytes
-    that were found best for it. While the drive reads, executing takes `execute_slowdown` times as long as alone, and
-    reading `read_slowdown` times as long while a block executes. Times that were not measured are empty lists.
+    each extent by itself, in large stores of some, and of the others what they take at the rate of these. `read_rate`
+    is the drive's in bytes per second while `threads` reads of up to `read_size` bytes are always under way, which were
+    found best for it. While the drive reads, executing takes `execute_slowdown` times as long as alone, and reading
+    `read_slowdown` times as long while a block executes. Times that were not measured are empty lists.
     """
 
     execute_seconds: tuple[Magnitude, ...]
@@ -171,11 +179,13 @@ UNMEASURED = Profile(
 
 class Narrowed(_Record, frozen=True):
     """What storing a block's weights in 16 bits cost: the largest difference that it made to the block's outputs on
-    seeded inputs, as a part of the largest output, and the weights that stay as they were, since they cost too much."""
+    seeded inputs, as a part of the largest output, and the weights that stay as they were, since they cost too much;
+    and the bytes that the other weights save."""
 
     block: PlainName
     max_rel_diff: Magnitude
     kept: tuple[Text, ...]
+    saved_bytes: Count = 0
 
 
 class Chain(_Record, frozen=True):
@@ -216,6 +226,11 @@ class Chain(_Record, frozen=True):
         """Arena bytes that block `index` needs: its extents one after the other; none where it reads rows."""
         block = self.blocks[index]
         return 0 if block.rows is not None else sum(self.extents[e].length for e in block.extents)
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Arena bytes that all blocks need beside each other, with the tables of those that can read rows."""
+        return sum(self.extents[e].length for block in self.blocks for e in block.extents)
 
     @property
     def weights_bytes(self) -> int:
@@ -300,6 +315,9 @@ def _faults(chain: Chain) -> Iterator[str]:
     yield from _file_faults(chain)
     yield from _value_faults(chain)
     yield from _part_faults(chain)
+    strangers = {one.block for one in chain.narrowed} - {block.name for block in chain.blocks}
+    if strangers:
+        yield f"it tells what narrow weights cost {min(strangers)!r}, which is no block"
     for times, count, what in (
         (chain.profile.execute_seconds, len(chain.parts), "blocks"),
         (chain.profile.read_seconds, len(chain.extents), "extents"),
@@ -331,7 +349,10 @@ def _file_faults(chain: Chain) -> Iterator[str]:
         if block.name in names:
             yield f"two blocks are called {block.name!r}"
         names.add(block.name)
-        if block.file in (MANIFEST_FILE, WEIGHTS_FILE) or digests.setdefault(block.file, block.digest) != block.digest:
+        if (
+            block.file in (MANIFEST_FILE, WEIGHTS_FILE, SCHEDULES_FILE)
+            or digests.setdefault(block.file, block.digest) != block.digest
+        ):
             yield f"block {block.name!r} names {block.file!r} as its engine, which is something else"
         if any(index >= len(chain.extents) for index in block.extents):
             yield f"block {block.name!r} names an extent that is not there"
@@ -350,11 +371,8 @@ def _part_faults(chain: Chain) -> Iterator[str]:
             yield f"block {block.name!r} is no single block and gathers rows"
     for block in chain.blocks:
         tensors = [tensor for index in block.extents for tensor in chain.extents[index].tensors]
-        read, results = [value.name for value in block.inputs], len(block.outputs)
-        if block.rows is not None and (
-            read != [block.rows] or results != 1 or len(tensors) != 1 or not tensors[0].shape
-        ):
-            yield f"block {block.name!r} cannot gather rows: it needs one table, one input and one output"
+        if block.rows is not None and not _gathers_rows(block, tensors):
+            yield f"block {block.name!r} cannot gather rows: it needs one table, one input of indices and one output"
     for part in chain.joined:
         end = part.first + part.count
         blocks = chain.blocks[part.first : end]
@@ -373,6 +391,14 @@ def _part_faults(chain: Chain) -> Iterator[str]:
             or not inside & after <= made <= inside
         ):
             yield f"block {part.block.name!r} does not stand for its {part.count} blocks from {part.first}"
+
+
+def _gathers_rows(block: Block, tensors: list[Tensor]) -> bool:
+    if [value.name for value in block.inputs] != [block.rows] or len(block.outputs) != 1 or len(tensors) != 1:
+        return False
+    (table,) = tensors
+    known = table.dtype in GATHERED and block.outputs[0].dtype == table.dtype and table.nbytes > 0
+    return known and len(table.shape) > 0 and block.inputs[0].dtype in ("int32", "int64")
 
 
 def _value_faults(chain: Chain) -> Iterator[str]:

@@ -173,7 +173,22 @@ def check_store(folder: Path, chain: Chain) -> None:
 def verify_extent(extent: Extent, index: int, data: memoryview, *, path: Path | None = None) -> None:
     """Checks `data`, all bytes of extent `index` as read, against its checksum, without the GIL. `path` is the
     `weights.bin` it came from, for the error. Raises CorruptError naming the extent and its tensors."""
-    if xxhash.xxh3_64_hexdigest(data) == extent.checksum:
+    _compare(extent, index, xxhash.xxh3_64_hexdigest(data), path)
+
+
+def verify_stored(file: WeightFile, extent: Extent, index: int, staging: memoryview) -> None:
+    """Checks extent `index` of `file` against its checksum, its bytes passing through `staging`: page-aligned memory of
+    whole pages. Raises CorruptError naming the extent and its tensors, and what reading raises."""
+    digest = xxhash.xxh3_64()
+    for start in range(0, extent.length, len(staging)):
+        part = staging[: extent.length - start]
+        file.read_into(part, extent.offset + start)
+        digest.update(part)
+    _compare(extent, index, digest.hexdigest(), file.path)
+
+
+def _compare(extent: Extent, index: int, checksum: str, path: Path | None) -> None:
+    if checksum == extent.checksum:
         return
     names = [repr(tensor.name) for tensor in extent.tensors[:3]]
     more = f" and {len(extent.tensors) - 3} more" if len(extent.tensors) > 3 else ""

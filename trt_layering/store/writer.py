@@ -26,6 +26,7 @@ from trt_layering.errors import BuildError, CorruptError, ReadError
 from trt_layering.store.manifest import (
     DTYPE_BITS,
     PAGE,
+    SCHEDULES_FILE,
     TENSOR_ALIGNMENT,
     VERSION_NAME,
     WEIGHTS_FILE,
@@ -133,7 +134,8 @@ class StoreWriter:
         Raises BuildError for a chain whose files are not as it says; then nothing is published."""
         if chain.extents != self.extents:
             raise BuildError("the chain has other extents than were written", where=str(self.folder))
-        files = {WEIGHTS_FILE, *(block.file for block in (*chain.blocks, *chain.whole))}
+        engines = {block.file for block in (*(part.block for part in chain.parts), *chain.whole)}
+        files = {WEIGHTS_FILE, SCHEDULES_FILE, *engines}
         with disk_errors(self.folder):
             self._weights.finish(chain.weights_bytes)
             with _as_build_error():

@@ -3,9 +3,10 @@
 May import the graph room, onnx, onnx-ir and onnxruntime. A graph that ONNX Runtime refuses raises BackendError.
 
 Preparing is ONNX Runtime's own optimisation with the real weights: fusions, constants folded, convolutions in blocked
-layouts with reordered weights. Blocks are cut inside the prepared graph, so seams cost neither fusions nor layouts. A
-model too large for the memory given is prepared with its large plain matrices left outside, which ONNX Runtime would
-not change anyway, and if it is still too large, in several windows.
+layouts with reordered weights. Blocks are cut inside the prepared graph, so seams cost neither fusions nor layouts.
+Tables of which rows are gathered are left outside meanwhile, so that no fusion takes their Gathers in. A model too
+large for the memory given is prepared with its large plain matrices left outside as well, which ONNX Runtime would not
+change anyway, and if it is still too large, in several windows.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from trt_layering.backends.onnxruntime.session import inline, learn_types, open_
 from trt_layering.graph.blocks import Cutter, extract
 from trt_layering.graph.cuts import choose_cuts, find_cuts
 from trt_layering.graph.model import normalise
+from trt_layering.graph.tables import find_tables
 from trt_layering.store.manifest import WEIGHTS_FILE
 
 _COPIES = 4  # of a window's weights that are in memory at worst: ours, the session's, reordered, on the way to the file
@@ -64,7 +66,8 @@ class OnnxRuntimeBuilder:
 
     def prepare(self, model: ir.Model, work: Path, memory: int, progress: Progress) -> list[ir.Model]:
         """Windows of `model` as ONNX Runtime optimises them, typed; their folded weights are files in `work`."""
-        left_out = frozenset() if is_small(model, memory) else _plain_matrices(model.graph)
+        tables = find_tables(model.graph)
+        left_out = tables if is_small(model, memory, tables) else tables | _plain_matrices(model.graph)
         whole = is_small(model, memory, left_out)
         size = memory // _WINDOWS
         parts = [extract(model, 0, len(model.graph))] if whole else list(windows(model, size, left_out))

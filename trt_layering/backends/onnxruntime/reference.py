@@ -77,15 +77,16 @@ def _in_windows(task: Mapping[str, Any], source: ir.Model, trials: Sequence[chil
     return [{value.name or "": live[value.name or ""] for value in source.graph.outputs} for live in lives]
 
 
-def suspect(model: Path, folder: Path, draft: Chain, work: Path, *, memory: int) -> str:
+def suspect(model: Path, folder: Path, draft: Chain, work: Path, *, memory: int, tolerance: float) -> str:
     """Which block of the chain in `folder` is the first to answer otherwise than the uncut `model` does there, or than
-    its own file opened plainly, in words; "" if none."""
+    its own file opened plainly, in words; "" if none. `tolerance` is what the chain as a whole may differ by."""
     import msgspec
 
     seams = [value.name for block in draft.blocks for value in block.outputs]
     child.save_arrays(work / "inside.npz", reference(model, work, optimise=False, memory=memory, inside=seams)[:1])
     files = {"folder": str(folder.absolute()), "trials": str(work / "trials.npz"), "inside": str(work / "inside.npz")}
-    return str(child.call(_find_suspect, {**files, "chain": msgspec.to_builtins(draft)}))
+    task = {**files, "chain": msgspec.to_builtins(draft), "clearly": max(_CLEARLY, tolerance)}
+    return str(child.call(_find_suspect, task))
 
 
 def _find_suspect(task: Mapping[str, Any]) -> str:
@@ -107,7 +108,7 @@ def _find_suspect(task: Mapping[str, Any]) -> str:
         got = {value.name: as_array(live[value.name]) for value in block.outputs}
         wanted = {name: array for name, array in uncut.items() if name in got and array.shape == got[name].shape}
         names = " to ".join(dict.fromkeys([draft.blocks[since].name, block.name]))
-        found.extend(f"{names}: {fault} the uncut model has there" for fault in _faults(wanted, got, _CLEARLY))
+        found.extend(f"{names}: {fault} the uncut model has there" for fault in _faults(wanted, got, task["clearly"]))
         plain = _opened_plainly(Path(task["folder"]) / block.file, block, live)
         found.extend(f"{block.name}: {fault} its file gives opened plainly" for fault in _faults(plain, got, TOLERANCE))
         since = index + 1 if wanted else since

@@ -116,11 +116,13 @@ def session_options(shared_threads: bool) -> ort.SessionOptions:
     """Options for a block's session as it is: no further optimisation, the shared allocator, shared threads if any.
 
     Threads spin while their block executes and sleep when it ends: those of other blocks need the processor then.
+    The planner may not hand a dead tensor's memory to a later one of the same shape: it then lives until that one dies,
+    and scratch would hold a widened weight for each shape that weights of 16 bits have. The allocator reuses it anyway.
     """
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
-    options.enable_mem_pattern = False
+    options.enable_mem_pattern = options.enable_mem_reuse = False
     options.use_per_session_threads = not shared_threads
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.add_session_config_entry("session.use_env_allocators", "1")
@@ -210,6 +212,16 @@ class OnnxRuntime:
         """ONNX Runtime's tensor over `array`; text stays an array, since Python can make no tensor of it."""
         return array if array.dtype.kind == "O" else tensor_over(array)
 
+    def fill(self, tensor: ort.OrtValue, array: Array) -> None:
+        """Copy `array` into `tensor`; see `backends.base.Runtime`."""
+        target = as_array(tensor)
+        if (target.shape, target.dtype) != (array.shape, array.dtype):
+            raise BackendError(
+                f"{array.dtype} of {array.shape} does not fit where {target.dtype} of {target.shape} is expected",
+                remedy="check the input's shapes; if they are right, rebuild",
+            )
+        tensor.update_inplace(array)
+
     def unwrap(self, tensor: ort.OrtValue | Array) -> Array:
         """A copy of `tensor` that the caller owns."""
         return np.array(as_array(tensor))
@@ -222,9 +234,7 @@ class OnnxRuntime:
             shrink = ort.RunOptions()
             shrink.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
             session.run(None, {"x": np.zeros(1, np.float32)}, shrink)
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone keeps what is freed
-        if trim is not None:
-            trim(0)
+        return_memory()
 
 
 class OnnxRuntimeEngine:
@@ -318,6 +328,13 @@ class OnnxRuntimeEngine:
         self._bound = {}
         self._weights = {}
         self._buffers = {}
+
+
+def return_memory() -> None:
+    """Make the C library give back what was freed: glibc alone keeps it."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def as_array(tensor: ort.OrtValue | Array) -> Array:

@@ -1,0 +1,100 @@
+"""Times of blocks by a clock that the test turns, and ways through a chain that execute every joined block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.store.samples import H, X
+from trt_layering import timing
+from trt_layering.store.manifest import Block, Part
+from trt_layering.timing import Stopwatch, covers
+
+
+class Clockwork:
+    """An open chain of three blocks whose every step takes a known time: feeding 1, then per block a stall, an
+    execution and 0.25 of handling, and 2 at the end."""
+
+    def __init__(self, stalls: list[float], executions: list[float]) -> None:
+        self.now = 100.0
+        self._stalls, self._executions = stalls, executions
+        self._stalled = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def stats(self) -> dict[str, Any]:
+        return {"stall_seconds": self._stalled}
+
+    def observe(self, feeds: Any, observer: Any) -> Any:
+        self.now += 1
+        for index, (stall, execution) in enumerate(zip(self._stalls, self._executions, strict=True)):
+            self.now += stall + execution
+            self._stalled += stall
+            observer(index, execution, {})
+            self.now += 0.25
+        self.now += 2 - 0.25
+        return feeds
+
+
+def test_a_block_takes_from_its_weights_to_the_next_block(monkeypatch):
+    chain = Clockwork(stalls=[50.0, 0.0, 7.0], executions=[10.0, 20.0, 30.0])
+    monkeypatch.setattr(timing, "time", chain)
+    watch = Stopwatch(chain)
+
+    def slow_observer(index, took, live):
+        chain.now += 1000
+
+    assert watch.run({"x": 1}) == {"x": 1}
+    assert watch.run({}, slow_observer) == {}
+    assert watch.seconds == [11.0, 20.25, 32.25]
+    assert sum(watch.seconds) == pytest.approx(60 + 1 + 2 + 2 * 0.25), "a sweep that never waits"
+
+
+def test_of_several_runs_the_first_does_not_count_and_the_median_does(monkeypatch):
+    chain = Clockwork([0.0], [100.0])
+    monkeypatch.setattr(timing, "time", chain)
+    watch = Stopwatch(chain)
+    watch.run({})
+    assert watch.seconds == [103.0]
+    for execution in (1.0, 9.0, 2.0):
+        chain._executions = [execution]
+        watch.run({})
+    assert watch.seconds == [5.0]
+
+
+# ------------------------------------------------------------------------------------------------------ joined blocks
+
+BLOCK = Block(name="b", file="b.onnx", digest="0" * 32, extents=(), inputs=(X,), outputs=(H,))
+
+
+def parts(*bounds: tuple[int, int]) -> list[Part]:
+    return [Part(first=first, count=count, block=BLOCK) for first, count in bounds]
+
+
+@given(
+    bounds=st.lists(st.tuples(st.integers(0, 11), st.integers(2, 12)), max_size=12).map(
+        lambda found: [(first, count) for first, count in found if first + count <= 12]
+    )
+)
+def test_every_joined_block_comes_once_and_each_way_goes_through_the_whole_chain(bounds):
+    joined = parts(*bounds)
+    ways = covers(joined, 12)
+    assert sorted(index - 12 for way in ways for index in way if index >= 12) == list(range(len(joined)))
+    for way in ways:
+        position = 0
+        for index in way:
+            first, count = (index, 1) if index < 12 else (joined[index - 12].first, joined[index - 12].count)
+            assert first == position
+            position += count
+        assert position == 12
+    assert len(ways) <= len(joined)
+
+
+def test_levels_are_gone_through_one_after_the_other_the_coarsest_first():
+    joined = parts((0, 2), (2, 2), (4, 2), (0, 4), (4, 3))
+    assert covers(joined, 7) == [[10, 11], [7, 8, 9, 6]]
+    assert covers([], 7) == []

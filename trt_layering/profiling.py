@@ -1,0 +1,221 @@
+"""What a chain takes on this machine and this drive: the times of its blocks and extents, and how the drive likes to be
+asked.
+
+May import the runtime, the store and the drive. It measures in a child process, which takes at most the chain's floor
+and 64 MiB, or what a pass through joined blocks takes if the machine has that to give. Raises what opening, running and
+reading raise; the chain on the disk stays as it is until `profile` has all numbers.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trt_layering import child
+from trt_layering.backends.base import Progress
+from trt_layering.drive import Drive, Reads, search, span_times
+from trt_layering.errors import UsageError
+from trt_layering.inputs import Feeds, seeded
+from trt_layering.interference import slowdowns
+from trt_layering.runtime import meter, origin
+from trt_layering.runtime.footprint import Footprint
+from trt_layering.runtime.schedules import write_table
+from trt_layering.store.manifest import (
+    UNMEASURED,
+    WEIGHTS_FILE,
+    Chain,
+    Profile,
+    read_manifest,
+    resolve,
+    write_manifest,
+)
+from trt_layering.store.reader import WeightFile
+from trt_layering.store.writer import disk_errors
+from trt_layering.timing import Timed, covers, through, timed
+from trt_layering.units import format_size
+
+log = logging.getLogger("trt_layering")
+
+SECONDS = 6.0
+"""How long a profile may take, about; more where a few runs take longer."""
+_LEAST_SECONDS = 0.12
+_BYTES_A_SECOND = 40e6
+_MOST_SECONDS = 60.0
+_ANY = 1 << 62
+_SEED = 0
+
+
+def profile(
+    name: str,
+    *,
+    repository: str | Path = "engines",
+    version: int | None = None,
+    progress: Progress | None = None,
+) -> Profile:
+    """Measure the newest finished version (or `version`) of chain `name` and keep the profile in its manifest, in the
+    place of the one that is there, and schedules made with it; nothing else changes, and open chains go on as they are.
+
+    Takes some seconds. Raises StoreError and its kinds, UsageError where another process profiles the chain, ReadError,
+    BackendError, MemoryLimitError, and BuildError where the manifest cannot be written.
+    """
+    folder, tell = resolve(Path(repository), name, version), progress or _silent
+    with _alone(folder):
+        chain = read_manifest(folder)
+        tell("profile", 0, 1)
+        measured = measure(folder, chain)
+        chain = msgspec.structs.replace(chain, profile=measured)
+        with disk_errors(folder):
+            write_manifest(folder, chain)
+            write_table(folder, chain)
+        tell("profile", 1, 1)
+        return measured
+
+
+def measure(folder: Path, chain: Chain, *, seconds: float = SECONDS) -> Profile:
+    """What the chain in `folder` takes here and now, with seeded inputs of the shapes at which its memory was measured,
+    in about `seconds`. Writes nothing."""
+    task = {"folder": str(folder.absolute()), "chain": msgspec.to_builtins(chain), "seconds": seconds}
+    answer = child.call(_measure, task)
+    tell_estimates(answer["estimated"])
+    return msgspec.convert(answer["profile"], Profile)
+
+
+def tell_estimates(count: int) -> None:
+    """Say, once, that `count` joined blocks were not executed."""
+    if count:
+        log.info("%d joined blocks were not timed, for want of memory or time: each counts as its blocks do", count)
+
+
+def build_seconds(chain: Chain) -> float:
+    """How long a build may measure: less where there is little to measure."""
+    return min(SECONDS, _LEAST_SECONDS + chain.weights_bytes / _BYTES_A_SECOND)
+
+
+def describe(chain: Chain) -> list[tuple[str, str]]:
+    """The profile of `chain` as rows of words for people."""
+    found = chain.profile
+    if not found.execute_seconds:
+        return [("profile", "never measured")]
+    blocks = sum(found.execute_seconds[: len(chain.blocks)])
+    return [
+        ("executes in", f"{blocks * 1e3:.2f} ms, without waiting for weights"),
+        (
+            "drive reads",
+            f"{found.read_rate / 1e6:.0f} MB/s with {found.threads} reads of {format_size(found.read_size)} at once",
+        ),
+        (
+            "at once",
+            f"executing takes {found.execute_slowdown:.2f} times as long, reading {found.read_slowdown:.2f} times",
+        ),
+        ("measured on", f"{origin.words(found.machine)}; {found.drive}" if found.machine else "an unknown machine"),
+    ]
+
+
+def _silent(stage: str, done: int, total: int) -> None:
+    """Progress that nobody asked for."""
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Two at once would disturb each other, and write one file."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            remedy = "wait until it has finished"
+            raise UsageError("another process profiles this chain", where=str(folder), remedy=remedy) from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _measure(task: Mapping[str, Any]) -> dict[str, Any]:
+    """In the child."""
+    from trt_layering.backends.onnxruntime.runtime import share_thread_pool
+
+    share_thread_pool()
+    chain = msgspec.convert(task["chain"], Chain)
+    feeds = seeded(chain.inputs, chain.memory.shapes, _SEED)
+    found = measure_here(Path(task["folder"]), chain, feeds, task["seconds"])
+    return {"profile": msgspec.to_builtins(found.profile), "estimated": found.estimated}
+
+
+# ------------------------------------------------------------------------------------------- in the measuring process
+
+
+@dataclass(frozen=True)
+class Found:
+    """A chain's profile; how many joined blocks were not executed for it; the most bytes that going through joined
+    blocks took beside arena and engines; and the outputs of each pass through them."""
+
+    profile: Profile
+    estimated: int
+    beside: int
+    outputs: list[Feeds]
+
+
+def measure_here(
+    folder: Path, chain: Chain, feeds: Feeds, seconds: float, blocks: Timed | None = None, room: int = _ANY
+) -> Found:
+    """The profile of `chain` in `folder`, run on `feeds`, in about `seconds`; `blocks` is how its blocks were timed, if
+    they were.
+
+    The times of joined blocks are taken where a pass through them fits into `room` bytes, and into what the machine has
+    to give, and as long as no minute has gone; the others count as their blocks do.
+    """
+    singles = blocks or timed(folder, through(chain, range(len(chain.blocks))), feeds, seconds / 4)
+    times, passes = _time_joined(folder, chain, feeds, seconds / 4, room)
+    execute = [*singles.seconds]
+    for index, part in enumerate(chain.joined, len(chain.blocks)):
+        execute.append(times.get(index, sum(singles.seconds[part.first : part.first + part.count])))
+    measured = msgspec.structs.replace(
+        UNMEASURED, execute_seconds=tuple(execute), machine=origin.machine(), drive=origin.drive(folder)
+    )
+    if chain.extents:
+        measured = _with_drive(folder, chain, feeds, measured, seconds)
+    beside, outputs = max((one.beside for one in passes), default=0), [one.outputs for one in passes]
+    return Found(measured, len(chain.joined) - len(times), beside, outputs)
+
+
+def _time_joined(
+    folder: Path, chain: Chain, feeds: Feeds, seconds: float, room: int
+) -> tuple[dict[int, float], list[Timed]]:
+    """The seconds of joined blocks by their index in `Chain.parts`, of those that could be executed, and the passes
+    through them."""
+    times: dict[int, float] = {}
+    passes, end = [], time.perf_counter() + _MOST_SECONDS
+    ways = covers(chain.joined, len(chain.blocks))
+    for way in ways:
+        passing = through(chain, way)
+        if time.perf_counter() < end and Footprint.of(passing).floor <= min(room, meter.available_bytes() or _ANY):
+            done = timed(folder, passing, feeds, seconds / len(ways))
+            passes.append(done)
+            times.update((i, s) for i, s in zip(way, done.seconds, strict=True) if i >= len(chain.blocks))
+    return times, passes
+
+
+def _with_drive(folder: Path, chain: Chain, feeds: Feeds, measured: Profile, seconds: float) -> Profile:
+    """`measured` with what the drive does by itself and what it and the blocks do to each other."""
+    spans = [(extent.offset, extent.length) for extent in chain.extents]
+    with closing(WeightFile(folder / WEIGHTS_FILE)) as file, Reads(file, spans) as reads:
+        enough = Drive(file.direct, file.fallback, search(reads.rate, spans, seconds / 3)).enough
+        read = partial(reads.rate, enough.threads, enough.read_bytes)
+        chosen = replace(enough, bytes_per_second=statistics.median(read(seconds / 36) for _ in range(3)))
+        each = span_times(reads, chosen, seconds / 6)
+        executing, reading = slowdowns(folder, chain, feeds, measured.execute_seconds, read, seconds / 6)
+    return msgspec.structs.replace(
+        measured, read_seconds=tuple(each), read_rate=chosen.bytes_per_second, threads=chosen.threads,
+        read_size=chosen.read_bytes, execute_slowdown=executing, read_slowdown=reading,
+    )  # fmt: skip
