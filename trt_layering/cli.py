@@ -127,7 +127,7 @@ def run(options: argparse.Namespace) -> Result:
     trace, trace_file = (None, None) if options.trace is None else (tl.Trace(), writable(options.trace))
     with tl.open_chain(
         target.name, repository=target.repository, budget=_granted(target), version=target.version, loader=loader,
-        wave=options.wave, trace=trace,
+        wave=options.wave or 1, trace=trace,
     ) as chain:  # fmt: skip
         output = _output_file(options.output, len(chain.outputs))
         with Progress(sys.stderr) as progress:

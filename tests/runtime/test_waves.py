@@ -216,16 +216,15 @@ def test_a_wave_larger_than_there_is_room_for_is_cut_and_said_once(
     assert [record.getMessage() for record in caplog.records].count(f"chain layers: {told}") == 1
 
 
-def test_a_chain_opened_without_a_wave_has_room_where_it_costs_little(built: Built, tmp_path: Path) -> None:
-    """At the floor there is none; above it a sixty-fourth of the arena is set aside, which small activations fit."""
+def test_a_chain_opened_without_a_wave_uses_what_the_arena_leaves(built: Built, tmp_path: Path) -> None:
+    """At the floor that is nothing; a page above it, room for 64 requests of 64 bytes."""
     with opened(built, floor(built, 1)) as chain:
         chain.run_many(several(2))
         assert chain.stats()["sweeps"] == 2
     with in_this_process():
         source = saved(layers(COUNT), tmp_path / "layers.onnx")
         small = needing(build(source, repository=tmp_path, block_size="16KiB", optimise=False), activations=64)
-    needs = Footprint.of(small.manifest)
-    with opened(small, needs.fixed + needs.weights - PAGE) as chain:
+    with opened(small, floor(small, 1) + PAGE - 1) as chain:
         chain.run_many(several(8))
         assert chain.stats()["sweeps"] == 1
         assert chain.stats()["fallbacks"] == []
@@ -244,16 +243,16 @@ def test_where_everything_is_resident_requests_run_one_by_one(built: Built) -> N
 
 
 @given(
-    wave=st.none() | st.integers(1, 20),
+    wave=st.integers(1, 20),
     request_bytes=st.integers(0, 1 << 24),
     blocks=st.lists(st.integers(1, 3000), min_size=1, max_size=20),
     extras=st.lists(st.integers(0, 1 << 24), min_size=2, max_size=2),
 )
 def test_arena_and_waves_fit_every_budget_and_more_budget_is_never_less_arena(
-    built: Built, wave: int | None, request_bytes: int, blocks: list[int], extras: list[int]
+    built: Built, wave: int, request_bytes: int, blocks: list[int], extras: list[int]
 ) -> None:
     largest, weights = max(blocks) * PAGE, sum(blocks) * PAGE
-    needs = Footprint(largest, 8192, 12345, 54321, weights, 1 << 30, request_bytes, wave)
+    needs = Footprint(largest, 8192, 12345, 54321, weights, 0, 1 << 30, request_bytes, wave)
     assert sum(needs.parts.values()) == needs.floor
     arenas = []
     for extra in sorted(extras):
@@ -263,9 +262,6 @@ def test_arena_and_waves_fit_every_budget_and_more_budget_is_never_less_arena(
         assert largest <= arena <= weights
         assert needs.fixed + arena + (needs.waves if arena < weights else 0) <= budget
         arenas.append(arena)
-        if wave is None and arena < weights:
-            room = budget - needs.fixed
-            assert arena >= room - (room - largest) // 64 - PAGE, "more was set aside than a sixty-fourth"
     assert arenas == sorted(arenas)
     with pytest.raises(BudgetError):
         needs.arena(needs.floor - 1, built.manifest)
@@ -286,7 +282,7 @@ def test_room_for_a_wave_raises_the_floor(built: Built) -> None:
 
 
 def test_a_floor_that_waves_make_says_what_would_lower_it(built: Built) -> None:
-    needs = Footprint(4096, 0, 0, 0, 1 << 30, 1 << 30, 1 << 20, 100)
+    needs = Footprint(4096, 0, 0, 0, 1 << 30, 0, 1 << 30, 1 << 20, 100)
     with pytest.raises(BudgetError) as caught:
         needs.arena(1, built.manifest)
     assert "smaller waves" in caught.value.remedy
@@ -303,9 +299,8 @@ def test_waves_that_are_none(built: Built, wave: Any) -> None:
         assert caught.value.remedy
         with pytest.raises(UsageError):
             chain.run_many([], wave=wave)
-    if wave is not None:
-        with pytest.raises(UsageError, match="wave"):
-            opened(built, wave=wave)
+    with pytest.raises(UsageError, match="wave"):
+        opened(built, wave=wave)
 
 
 @pytest.mark.parametrize("feeds", [feed(), None, "feeds", b"x", np.zeros((2, 3)), (one for one in several(2)), 3])

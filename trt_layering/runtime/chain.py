@@ -55,7 +55,7 @@ def open_chain(
     version: int | None = None,
     loader: LoaderOptions | None = None,
     mode: Mode = "auto",
-    wave: int | None = None,
+    wave: int = 1,
     trace: Trace | None = None,
 ) -> Chain:
     """Open the newest finished version (or `version`) of chain `name`, ready to run within `budget` bytes.
@@ -63,10 +63,9 @@ def open_chain(
     The budget covers weights, activations, scratch and engines, as measured when the chain was built; None keeps
     everything in memory. Loading begins at once, in the background; with a budget that holds everything, it is done
     when this returns. Each engine has a thread pool of its own, unless the process asked for one with
-    `share_thread_pool`. The budget leaves room for waves of `wave` requests, see `Chain.run_many`, which raises the
-    floor; None leaves room for some where it costs next to nothing. `trace` records what the chain does. `mode` is for
-    comparisons: "sequential" loads each block when the one before it has executed, "double" is the fixed double buffer,
-    two halves of the arena in turn.
+    `share_thread_pool`. The arena leaves room in the budget for waves of `wave` requests, see `Chain.run_many`, which
+    raises the floor. `trace` records what the chain does. `mode` is for comparisons: "sequential" loads each block when
+    the one before it has executed, "double" is the fixed double buffer, two halves of the arena in turn.
 
     Raises NotBuiltError, CorruptError or ForeignError for the store, ReadError for the drive, BudgetError under the
     floor, MemoryLimitError, UsageError for sizes and waves that are none, or a trace that records another chain.
@@ -116,7 +115,7 @@ class Chain:
         budget: int | str | None,
         loader: LoaderOptions,
         mode: Mode = "auto",
-        wave: int | None = None,
+        wave: int = 1,
         trace: Trace | None = None,
     ) -> None:
         """Opens everything but reads nothing ahead before `start`; `open_chain` is the way in."""
@@ -208,9 +207,10 @@ class Chain:
         while its weights are there, so that these are read once a wave. Returns what `run` returns for each, in order
         and bit for bit; shapes may differ from request to request.
 
-        A wave's activations must fit the budget beside the arena: where `open_chain(wave=...)` left room for fewer,
-        waves are smaller, which the log and `stats` say. Answers are the caller's from the end of their wave on. Where
-        nothing is streamed, requests run one by one. Other threads get their turn between waves.
+        A wave's activations must fit the budget beside the arena: where that leaves room for fewer, since
+        `open_chain(wave=...)` asked for less, waves are smaller, which the log and `stats` say. Answers are the
+        caller's from the end of their wave on. Where nothing is streamed, requests run one by one. Other threads get
+        their turn between waves.
 
         Raises UsageError for a wave or a list that is none, and InputError, which names the request, before any work;
         what `run` raises from a sweep ends the whole call.

@@ -20,8 +20,6 @@ from trt_layering.units import format_size
 _PACKED_PERCENT = 2
 """By how much prepacked weights are larger than they are in the store, rounded up."""
 USUAL_WAVE = 8
-_SET_ASIDE = 64
-"""One in so many bytes of the arena goes to the requests of a usual wave, where nobody said how large waves will be."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +27,7 @@ class Footprint:
     """Bytes by what they are for: `largest_block` in the arena, `activations` passed between blocks, `scratch` inside
     blocks, `engines` with the inference library's own state; `weights` an arena that holds all blocks, without the
     `tables` that are read by rows, and `resident` what it takes to keep everything, laid out as engines like it best.
-    `request` is what each request of a wave takes beside the first, and `wave` how many there must be room for; None:
-    for some if it costs little."""
+    `request` is what each request of a wave takes beside the first, and `wave` how many there must be room for."""
 
     largest_block: int
     activations: int
@@ -40,10 +37,10 @@ class Footprint:
     tables: int
     resident: int
     request: int = 0
-    wave: int | None = None
+    wave: int = 1
 
     @classmethod
-    def of(cls, chain: Chain, wave: int | None = None) -> Footprint:
+    def of(cls, chain: Chain, wave: int = 1) -> Footprint:
         """The footprint of a built chain in this process, opened for waves of `wave` requests. UsageError for a wave
         that is none."""
         sizes = [chain.block_bytes(index) for index in range(len(chain.blocks))]
@@ -60,7 +57,7 @@ class Footprint:
             tables=chain.loaded_bytes - sum(sizes),
             resident=packed + memory.activations + memory.scratch + engines,
             request=max(memory.activations, packing.nbytes + packing.output_bytes),
-            wave=None if wave is None else checked_wave(wave),
+            wave=checked_wave(wave),
         )
         return replace(needs, resident=max(needs.resident, needs.floor))
 
@@ -72,7 +69,7 @@ class Footprint:
     @property
     def waves(self) -> int:
         """Bytes that the further requests of a wave must have. Where all weights fit, requests run one by one."""
-        return min(((self.wave or 1) - 1) * self.request, self.weights - self.largest_block)
+        return min((self.wave - 1) * self.request, self.weights - self.largest_block)
 
     @property
     def floor(self) -> int:
@@ -88,7 +85,7 @@ class Footprint:
             "scratch": self.scratch,
             "engines": self.engines,
         }
-        return parts if self.wave is None else {**parts, "waves": self.waves}
+        return parts if self.wave == 1 else {**parts, "waves": self.waves}
 
     def arena(self, budget: int, chain: Chain) -> int:
         """Bytes of arena that `budget` leaves beside what must be and the requests of a wave, a multiple of a page and
@@ -106,8 +103,7 @@ class Footprint:
         room = budget - self.fixed
         if room >= self.weights:
             return self.weights + (self.tables if budget >= self.resident else 0)
-        some = min((USUAL_WAVE - 1) * self.request, (room - self.largest_block) // _SET_ASIDE)
-        return (room - (some if self.wave is None else self.waves)) // PAGE * PAGE
+        return (room - self.waves) // PAGE * PAGE
 
     def refusal(self, budget: int, chain: Chain) -> BudgetError:
         """What to say to a budget under the floor."""
@@ -148,9 +144,7 @@ def checked_wave(wave: Any) -> int:
     return wave
 
 
-def footprint(
-    name: str, *, repository: str | Path = "engines", version: int | None = None, wave: int | None = None
-) -> Footprint:
+def footprint(name: str, *, repository: str | Path = "engines", version: int | None = None, wave: int = 1) -> Footprint:
     """The footprint of the newest finished version (or `version`) of chain `name`, opened for waves of `wave` requests.
     Raises StoreError and its kinds, and UsageError for a wave that is none."""
     return Footprint.of(read_manifest(resolve(Path(repository), name, version)), wave)
