@@ -264,7 +264,7 @@ def _narrowed(
 
 def _checked(order: _Order, draft: Chain, folder: Path, work: Path, tolerance: float, tell: Progress) -> Chain:
     """`draft` with what its first run measured. Raises BuildError where it does not answer as the uncut model does, in
-    blocks or, if `order.memory` allows that, with everything in memory."""
+    blocks or, if `order.memory` allows that, in joined ones and with everything in memory."""
 
     def blame() -> str:
         return suspect(order.path, folder, draft, work, memory=order.memory, tolerance=tolerance)
@@ -272,8 +272,10 @@ def _checked(order: _Order, draft: Chain, folder: Path, work: Path, tolerance: f
     tell("check", 0, 3)
     expected = reference(order.path, work, optimise=order.optimise, memory=order.memory)
     tell("check", 1, 3)
-    chain, outputs = rehearse(folder, draft, work, order.memory)
-    checks = [_compare(draft, expected, outputs, tolerance, blame)]
+    found = rehearse(folder, draft, work, order.memory)
+    chain, checks = found.chain, [_compare(draft, expected, found.outputs, tolerance, blame)]
+    for outputs in found.joined:
+        checks.append(_compare(draft, expected[-1:], [outputs], tolerance, lambda: "the joined blocks, joined-*"))
     tell("check", 2, 3)
     if chain.whole and Footprint.of(chain).resident <= order.memory:
         resident = rehearse_resident(folder, chain, work)

@@ -157,12 +157,13 @@ def _measure(task: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Found:
-    """A chain's profile; how many joined blocks were not executed for it; and the most bytes that going through joined
-    blocks took beside arena and engines."""
+    """A chain's profile; how many joined blocks were not executed for it; the most bytes that going through joined
+    blocks took beside arena and engines; and the outputs of each pass through them."""
 
     profile: Profile
     estimated: int
     beside: int
+    outputs: list[Feeds]
 
 
 def measure_here(
@@ -175,7 +176,7 @@ def measure_here(
     to give, and as long as no minute has gone; the others count as their blocks do.
     """
     singles = blocks or timed(folder, through(chain, range(len(chain.blocks))), feeds, seconds / 4)
-    times, beside = _time_joined(folder, chain, feeds, seconds / 4, room)
+    times, passes = _time_joined(folder, chain, feeds, seconds / 4, room)
     execute = [*singles.seconds]
     for index, part in enumerate(chain.joined, len(chain.blocks)):
         execute.append(times.get(index, sum(singles.seconds[part.first : part.first + part.count])))
@@ -184,22 +185,25 @@ def measure_here(
     )
     if chain.extents:
         measured = _with_drive(folder, chain, feeds, measured, seconds)
-    return Found(measured, len(chain.joined) - len(times), beside)
+    beside, outputs = max((one.beside for one in passes), default=0), [one.outputs for one in passes]
+    return Found(measured, len(chain.joined) - len(times), beside, outputs)
 
 
-def _time_joined(folder: Path, chain: Chain, feeds: Feeds, seconds: float, room: int) -> tuple[dict[int, float], int]:
-    """The seconds of joined blocks by their index in `Chain.parts`, of those that could be executed, and the most bytes
-    they took beside arena and engines."""
+def _time_joined(
+    folder: Path, chain: Chain, feeds: Feeds, seconds: float, room: int
+) -> tuple[dict[int, float], list[Timed]]:
+    """The seconds of joined blocks by their index in `Chain.parts`, of those that could be executed, and the passes
+    through them."""
     times: dict[int, float] = {}
-    beside, end = 0, time.perf_counter() + _MOST_SECONDS
+    passes, end = [], time.perf_counter() + _MOST_SECONDS
     ways = covers(chain.joined, len(chain.blocks))
     for way in ways:
         passing = through(chain, way)
         if time.perf_counter() < end and Footprint.of(passing).floor <= min(room, meter.available_bytes() or _ANY):
             done = timed(folder, passing, feeds, seconds / len(ways))
-            beside = max(beside, done.beside)
+            passes.append(done)
             times.update((i, s) for i, s in zip(way, done.seconds, strict=True) if i >= len(chain.blocks))
-    return times, beside
+    return times, passes
 
 
 def _with_drive(folder: Path, chain: Chain, feeds: Feeds, measured: Profile, seconds: float) -> Profile:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,16 +27,26 @@ _RUNS = 5
 _ENOUGH_SECONDS = 1.0
 
 
-def rehearse(folder: Path, draft: Chain, work: Path, memory: int) -> tuple[Chain, list[child.Feeds]]:
+@dataclass(frozen=True)
+class Rehearsed:
+    """A chain with its memory and its profile; its outputs for each set of trial arrays, block by block, and for the
+    last set by each pass through joined blocks."""
+
+    chain: Chain
+    outputs: list[child.Feeds]
+    joined: list[child.Feeds]
+
+
+def rehearse(folder: Path, draft: Chain, work: Path, memory: int) -> Rehearsed:
     """Run the chain in `folder`, which has no manifest yet, at its floor on each set of arrays in `work/trials.npz`.
 
-    Returns `draft` with its memory and its profile, measured with the last set of arrays, and the outputs. Joined
-    blocks are executed too where that takes at most `memory` bytes. Where activations do not have the shapes that the
+    Memory and profile are measured with the last set of arrays. Joined blocks are executed too where that takes at most
+    `memory` bytes. Where activations do not have the shapes that the
     model declares, these are forgotten, which the log says, and the activations are allocated as they come.
     """
     task = {
         "folder": str(folder.absolute()), "trials": str(work / "trials.npz"), "outputs": str(work / "outputs.npz"),
-        "memory": memory,
+        "joined": str(work / "joined.npz"), "memory": memory,
     }  # fmt: skip
     try:
         measured = child.call(_run, {**task, "chain": msgspec.to_builtins(draft)})
@@ -45,7 +56,8 @@ def rehearse(folder: Path, draft: Chain, work: Path, memory: int) -> tuple[Chain
         log.warning("activations are allocated as they come, since the model's shapes do not hold: %s", error.what)
     profiling.tell_estimates(measured["estimated"])
     found, profile = msgspec.convert(measured["memory"], Memory), msgspec.convert(measured["profile"], Profile)
-    return msgspec.structs.replace(draft, memory=found, profile=profile), child.load_arrays(work / "outputs.npz")
+    chain = msgspec.structs.replace(draft, memory=found, profile=profile)
+    return Rehearsed(chain, child.load_arrays(work / "outputs.npz"), child.load_arrays(work / "joined.npz"))
 
 
 def rehearse_resident(folder: Path, chain: Chain, work: Path) -> list[child.Feeds]:
@@ -92,6 +104,7 @@ def _run(task: Mapping[str, Any]) -> dict[str, Any]:
     chain = msgspec.structs.replace(draft, memory=memory)
     seconds = profiling.build_seconds(draft)
     found = profiling.measure_here(folder, chain, trials[-1], seconds, blocks, room=task["memory"])
+    child.save_arrays(Path(task["joined"]), found.outputs)
     missing = max(0, found.beside - memory.activations - memory.scratch)
     memory = msgspec.structs.replace(memory, scratch=memory.scratch + missing)
     return {
@@ -135,7 +148,7 @@ def _first_runs(folder: Path, draft: Chain, trials: Sequence[child.Feeds]) -> tu
     alive = min(alive, max(0, total - engines))
     shapes = {name: array.shape for name, array in trials[-1].items()}
     memory = Memory(activations=alive, scratch=max(0, total - engines - alive), engines=engines, shapes=shapes)
-    return memory, Timed(watches[-1].seconds, alive + memory.scratch), outputs
+    return memory, Timed(watches[-1].seconds, alive + memory.scratch, outputs[-1]), outputs
 
 
 def _repeat(run: Callable[[], child.Feeds]) -> child.Feeds:

@@ -31,10 +31,12 @@ _LONG_RUN = 2.0
 
 @dataclass(frozen=True)
 class Timed:
-    """Runs of a chain at its floor: `seconds` of each of its blocks, and the bytes taken beside arena and engines."""
+    """Runs of a chain at its floor: `seconds` of each of its blocks, the bytes taken beside arena and engines, and the
+    last run's outputs."""
 
     seconds: Sequence[float]
     beside: int
+    outputs: Feeds
 
 
 class Stopwatch:
@@ -118,7 +120,7 @@ def timed(folder: Path, chain: Chain, feeds: Feeds, seconds: float) -> Timed:
                 break
         held = sum(array.nbytes for array in outputs.values())  # by a caller, while the next sweep runs
         beside = max(0, meter.peak_rss_bytes() + held - before - opened.stats()["arena_bytes"])
-        return Timed(watch.seconds, beside)
+        return Timed(watch.seconds, beside, outputs)
 
 
 def open_at_floor(folder: Path, chain: Chain) -> OpenChain:
