@@ -447,6 +447,23 @@ def test_close_by_a_signal_handler_while_the_loader_is_told_of_a_block(
     assert isinstance(results[0], ClosedError)
 
 
+def test_close_by_a_signal_handler_while_a_wave_is_looked_at(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a thread that asks for numbers, at any moment of it."""
+    chain = opened(built, floor(built, 3), wave=3)
+    chain.run_many(several(3))
+    seconds = chain._loader._pace.seconds
+
+    def closing(now: float) -> float:
+        if not chain._loader.owns_this_thread():
+            chain.close()
+        return seconds(now)
+
+    monkeypatch.setattr(chain._loader._pace, "seconds", closing)
+    asking, results = in_thread(chain.stats)
+    asking.join(PATIENCE)
+    assert results[0]["requests"] == 3
+
+
 def test_threads_take_turns_between_waves(source: Path, built: Built) -> None:
     wanted = {seed: uncut(source, feed(ROWS, seed)) for seed in range(4)}
     wrong: list[Any] = []

@@ -394,6 +394,7 @@ class Chain:
         if self._runner == threading.get_ident():
             self._release_after_run = True
             return
+        self._loader.stop()  # before the turn, or a drive that hangs would keep it from those who are to be told
         with self._turn:
             self._release()
 

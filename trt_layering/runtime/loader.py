@@ -144,8 +144,7 @@ class Loader:
     @property
     def read_seconds(self) -> float:
         """Seconds in which at least one read was under way."""
-        with self._lock:
-            return self._pace.seconds(self._clock())
+        return self._pace.seconds(self._clock())
 
     @property
     def slow_reads(self) -> int:

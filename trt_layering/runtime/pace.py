@@ -1,6 +1,6 @@
 """How fast the drive reads, at any moment, and where it reads much slower than it did when the chain was profiled.
 
-May import the manifest. Pure arithmetic over the times it is given; whoever calls sees to it that calls take turns.
+May import the manifest. Pure arithmetic over the times it is given; nothing fails.
 """
 
 from __future__ import annotations
@@ -32,14 +32,17 @@ class Stretch:
 
 class Pace:
     """Told when reads begin and end. `slow` stretches of reading were slow, `first_slow` the first of them: a stretch
-    is 64 MiB or half a second of reading, whichever is full first. Times are those of one clock, in seconds."""
+    is 64 MiB or half a second of reading, whichever is full first. Times are those of one clock, in seconds. Whoever
+    tells it takes turns with others; anyone may ask at any moment."""
 
     def __init__(self) -> None:
         self.slow = 0
         self.first_slow: Stretch | None = None
         self._under_way = 0
-        self._since = 0.0
-        self._seconds = 0.0
+        self._busy: tuple[float, float | None] = (
+            0.0,
+            None,
+        )  # seconds until reading last stopped; since when it goes on
         self._begun = 0.0
         self._stretch_bytes = 0
         self._stretch_usual = 0.0
@@ -47,7 +50,7 @@ class Pace:
     def begin(self, now: float) -> None:
         """A read begins."""
         if self._under_way == 0:
-            self._since = now
+            self._busy = (self._busy[0], now)
         self._under_way += 1
 
     def end(self, now: float, length: int, usual: float) -> Stretch | None:
@@ -55,7 +58,7 @@ class Pace:
         Returns the stretch that ends with it, if it was slow."""
         self._under_way -= 1
         if self._under_way == 0:
-            self._seconds += now - self._since
+            self._busy = (self.seconds(now), None)
         self._stretch_bytes += length
         self._stretch_usual += usual
         seconds = self.seconds(now) - self._begun
@@ -76,7 +79,8 @@ class Pace:
 
     def seconds(self, now: float) -> float:
         """Seconds in which at least one read was under way, until now."""
-        return self._seconds + (now - self._since if self._under_way else 0.0)
+        seconds, since = self._busy
+        return seconds if since is None else seconds + now - since
 
 
 def usual_seconds(extents: Sequence[Extent], profile: Profile) -> tuple[float, ...]:
