@@ -113,11 +113,11 @@ def _build(model: Model, repository: str) -> dict[str, Any]:
 def run(options: argparse.Namespace) -> Result:
     """Open a chain, run it, and tell what came out, how long it took and what memory it took."""
     target = arguments.Target.of(options)
+    if options.wave is not None and options.wave < 1:
+        raise UsageError(f"--wave must be 1 or more, not {options.wave}", remedy="try 8")
     iterations = (options.wave or 1) if options.iterations is None else options.iterations
     if iterations < 1:
         raise UsageError(f"--iterations must be 1 or more, not {iterations}")
-    if options.wave is not None and options.wave < 1:
-        raise UsageError(f"--wave must be 1 or more, not {options.wave}", remedy="try 8")
     import trt_layering as tl
     from trt_layering.runtime import meter
     from trt_layering.runtime.trace import writable

@@ -30,7 +30,7 @@ _INK, _FAINT = "#1b1b1b", "#777777"
 _LOGARITHMIC_FROM = 6.0
 _DECADES = 20.0
 _BANDED = "chain"
-_SAME_MEMORY = 1.06  # takes the same at every budget: a point, no line
+_SAME_MEMORY = 1.05  # at two budgets, or at all: one point
 _TICK_GAP = 0.078  # of the axes' width
 _LABEL_GAP = 0.062  # of the axes' height
 _WAIT = "#D55E00"
@@ -116,10 +116,12 @@ def _machine(result: Mapping[str, Any]) -> str:
 def _line(axes: Axes, name: str, points: Sequence[Mapping[str, Any]]) -> tuple[_Look, float, float]:
     """Draw one subject; its look and where its label belongs, in MiB and milliseconds."""
     look, front = _LOOKS[name], 4 if name == "chain" else 3
-    xs = [point["peak_bytes"] / _MIB for point in points]
-    medians, highest = ([point[key] for point in points] for key in ("median_ms", "p99_ms"))
-    if max(xs) < _SAME_MEMORY * min(xs):
-        x, y = statistics.median(xs), statistics.median(medians)
+    apart = _apart(points)
+    xs = [statistics.median(point["peak_bytes"] / _MIB for point in same) for same in apart]
+    medians = [statistics.median(point["median_ms"] for point in same) for same in apart]
+    highest = [max(point["p99_ms"] for point in same) for same in apart]
+    if len(apart) == 1:
+        x, y = xs[0], medians[0]
         axes.plot(x, y, color=look.colour, marker=look.marker, ms=10, zorder=5)
         if name == "memory":
             axes.axhline(y, color=look.colour, lw=0.9, ls=(0, (2, 3)), zorder=1)
@@ -128,6 +130,18 @@ def _line(axes: Axes, name: str, points: Sequence[Mapping[str, Any]]) -> tuple[_
         axes.fill_between(xs, medians, highest, color=look.colour, alpha=0.15, lw=0, zorder=1)
     axes.plot(xs, medians, color=look.colour, lw=look.width, ls=look.style, marker=look.marker, ms=5.5, zorder=front)
     return look, xs[-1], medians[-1]
+
+
+def _apart(points: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """`points` in order; those that follow each other and take the same memory, to what can be seen, together."""
+    groups: list[list[Mapping[str, Any]]] = []
+    for point in points:
+        sizes = sorted([point["peak_bytes"], groups[-1][0]["peak_bytes"]]) if groups else (0, 1)
+        if sizes[1] <= sizes[0] * _SAME_MEMORY:
+            groups[-1].append(point)
+        else:
+            groups.append([point])
+    return groups
 
 
 def _scale(axes: Axes, result: Mapping[str, Any]) -> None:
