@@ -63,7 +63,7 @@ BLOCK_SIZES = dict.fromkeys(real_models.REAL_MODELS, "2MiB") | {"common": "4MiB"
 STATS = {
     "requests", "sweeps", "bytes_read", "stall_seconds", "execute_seconds", "read_seconds", "read_rate", "slow_reads",
     "arena_bytes", "resident_bytes", "activation_bytes",
-    "scratch_bytes", "engine_bytes", "budget_bytes", "floor_bytes", "blocks", "mode", "fallbacks",
+    "scratch_bytes", "engine_bytes", "budget_bytes", "floor_bytes", "blocks", "mode", "predicted_seconds", "fallbacks",
 }  # fmt: skip
 
 
@@ -762,11 +762,11 @@ def test_numbers_about_what_happened(prepared: Built, mode: str) -> None:
         assert stats["mode"] == "resident"
         assert (streamed, stats["bytes_read"]) == (0, weights)
     else:
-        assert stats["mode"] == {"floor": "sequential", "middle": "ring"}[mode]
+        assert stats["mode"] in {"floor": ["sequential"], "middle": ["sequential", "double", "ring"]}[mode]
         read = stats["bytes_read"] - stats["resident_bytes"]
         assert 4 * streamed <= read <= 4 * streamed + stats["arena_bytes"]
         assert stats["read_seconds"] > 0
-    assert stats["blocks"] == (1 if mode == "resident" else COUNT)
+    assert stats["blocks"] in {"floor": [COUNT], "resident": [1]}.get(mode, range(1, COUNT + 1))  # some may be joined
 
 
 def test_without_a_budget_everything_stays(built: Built, prepared: Built) -> None:
