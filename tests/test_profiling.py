@@ -297,7 +297,7 @@ def test_memory_holds_for_joined_blocks_too(source: Path, tmp_path: Path, monkey
     more = 1 << 30
 
     def measured(*_: Any, **__: Any) -> profiling.Found:
-        return profiling.Found(UNMEASURED, 0, more, [])
+        return profiling.Found(UNMEASURED, [], more, [])
 
     monkeypatch.setattr(profiling, "measure_here", measured)
     with in_this_process():

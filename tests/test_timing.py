@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.chains import assert_close, feed, in_this_process, layers, saved, uncut
 from tests.store.samples import H, X
 from trt_layering import timing
-from trt_layering.store.manifest import Block, Part
+from trt_layering.building import build
+from trt_layering.store.manifest import PAGE, Block, Part
 from trt_layering.timing import Stopwatch, covers
 
 
@@ -98,3 +100,47 @@ def test_levels_are_gone_through_one_after_the_other_the_coarsest_first():
     joined = parts((0, 2), (2, 2), (4, 2), (0, 4), (4, 3))
     assert covers(joined, 7) == [[10, 11], [7, 8, 9, 6]]
     assert covers([], 7) == []
+
+
+# ------------------------------------------------------------------------------------------------------------ batches
+
+
+@given(pages=st.lists(st.integers(0, 5), min_size=1, max_size=9), arena=st.integers(1, 12))
+def test_while_blocks_execute_nothing_is_read(pages, arena):
+    """Every half is loaded before its first block executes, and the gate is shut while its blocks do."""
+    opened = Gated()
+    batches = timing.Batches(opened, [page * PAGE for page in pages], arena * PAGE)
+    for _sweep in range(3):
+        batches.load()
+        for index in range(len(pages)):
+            assert not batches._gate.is_set()
+            assert opened.loaded >= index
+            batches.after(index, 0.0, {})
+        opened.next_sweep(len(pages))
+    batches.end()
+    assert batches._gate.is_set()
+
+
+class Gated:
+    """An open chain that notes which block was waited for last."""
+
+    loaded = -1
+
+    def through_gate(self, preadv):
+        return preadv
+
+    def await_weights(self, block):
+        self.loaded = max(self.loaded, block)
+
+    def next_sweep(self, count):
+        self.loaded -= count
+
+
+def test_a_chain_is_timed_in_little_memory(tmp_path):
+    with in_this_process():
+        done = build(saved(layers(6), tmp_path / "layers.onnx"), repository=tmp_path, block_size="16KiB")
+    chain = timing.through(done.manifest, range(6))
+    found = timing.timed(done.path, chain, feed(1), 0.0)
+    assert len(found.seconds) == 6
+    assert all(0 < seconds < 5 for seconds in found.seconds)
+    assert_close(uncut(tmp_path / "layers.onnx", feed(1)), found.outputs)

@@ -1,120 +1,75 @@
 """What reading and executing do to each other: by how much each takes longer beside the other. For the process that
 measures.
 
-May import the runtime, the drive and the timing of blocks. Raises what opening, running and reading raise.
+May import the runtime and the timing of blocks. Raises what opening, running and reading raise.
 """
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from contextlib import closing
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import msgspec
-
-from trt_layering import backends
 from trt_layering.inputs import Feeds
-from trt_layering.runtime.chain import Chain as OpenChain
-from trt_layering.store.manifest import Block, Chain, Value
-from trt_layering.timing import open_at_floor, through
+from trt_layering.store.manifest import Chain
+from trt_layering.timing import Stopwatch, open_in_little, through
 
-Read = Callable[[float], float]
-_SAMPLES = (0.5, 1 / 6, 5 / 6)
-_HELD_BYTES = 8 << 20
-_SAMPLE_SECONDS = 0.1
-_SLICES = 18
-_ROUNDS = 2
-_MOST = 1000.0
+_LEAST_RUNS, _MOST_RUNS = 3, 12
+_LEAST_SHARE = 0.3
+_MOST = 10.0
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One run in which blocks are read while others execute: its `seconds`, those in which blocks executed and those in
+    which at least one read was under way, and the bytes read."""
+
+    seconds: float
+    execute_seconds: float
+    read_seconds: float
+    bytes_read: int
 
 
 def slowdowns(
-    folder: Path, chain: Chain, feeds: Feeds, execute: Sequence[float], read: Read, seconds: float
+    folder: Path, chain: Chain, feeds: Feeds, execute: Sequence[float], rate: float, seconds: float
 ) -> tuple[float, float]:
-    """How many times as long executing takes while the drive reads, and reading while blocks execute: the medians over
-    blocks in which the chain, run on `feeds`, spends its time. `execute` is the seconds of each block; `read` reads for
-    some seconds and returns the bytes per second. Takes about `seconds`."""
-    pairs = []
-    wanted = samples(chain.blocks, execute)[: 1 + int(seconds / _SAMPLE_SECONDS)]
-    for block, inputs in _captured(folder, chain, feeds, wanted):
-        with closing(open_at_floor(folder, _one_block(chain, block))) as opened:
-            opened.start()
-            execution = partial(_execution, opened, inputs)
-            execution()
-            pairs += [_disturbed(execution, read, seconds / _SLICES) for _ in range(_ROUNDS)]
-    if not pairs:
-        return 1.0, 1.0
-    executing, reading = (statistics.median(ratios) for ratios in zip(*pairs, strict=True))
-    return _slowdown(executing), _slowdown(reading)
+    """How many times as long executing takes while the drive reads, and reading while blocks execute, in runs on
+    `feeds` through two halves of a small arena, for about `seconds`. `execute` is the seconds of each block and `rate`
+    the drive's bytes per second, each without the other."""
+    sweeps: list[Sweep] = []
+    with closing(open_in_little(folder, through(chain, range(len(chain.blocks))))) as opened:
+        opened.start()
+        opened.run(feeds)
+        end = time.perf_counter() + seconds
+        while len(sweeps) < _LEAST_RUNS or (time.perf_counter() < end and len(sweeps) < _MOST_RUNS):
+            watch, before, begin = Stopwatch(opened), opened.stats(), time.perf_counter()
+            watch.run(feeds)
+            took, after = time.perf_counter() - begin, opened.stats()
+            reading, nbytes = (after[key] - before[key] for key in ("read_seconds", "bytes_read"))
+            sweeps.append(Sweep(took, sum(watch.seconds), reading, nbytes))
+    alone = sum(execute[: len(chain.blocks)])
+    return (
+        statistics.median(execute_slowdown(sweep, alone) for sweep in sweeps),
+        statistics.median(read_slowdown(sweep, rate) for sweep in sweeps),
+    )
 
 
-def _slowdown(ratio: float) -> float:
-    return min(max(ratio, 1.0), _MOST)
+def execute_slowdown(sweep: Sweep, alone: float) -> float:
+    """From executions that would take `alone` seconds without reads: what they took longer, by the share of the sweep
+    in which the drive read."""
+    return _slowdown(sweep.execute_seconds / max(alone, 1e-9), sweep.read_seconds / max(sweep.seconds, 1e-9))
 
 
-def samples(blocks: Sequence[Block], execute: Sequence[float]) -> list[int]:
-    """Blocks that execute in the middle, early and late in a sweep, by its time, the middle first; none that gathers
-    rows."""
-    ends = list(itertools.accumulate(execute[: len(blocks)]))
-    at = (next((i for i, end in enumerate(ends) if end >= share * ends[-1]), 0) for share in _SAMPLES)
-    return [index for index in dict.fromkeys(at) if blocks[index].rows is None]
+def read_slowdown(sweep: Sweep, rate: float) -> float:
+    """From reads at `rate` bytes per second without executions: what they took longer, by the share of the sweep in
+    which blocks executed."""
+    if not sweep.bytes_read:
+        return 1.0
+    return _slowdown(sweep.read_seconds * rate / sweep.bytes_read, sweep.execute_seconds / max(sweep.seconds, 1e-9))
 
 
-def _captured(folder: Path, chain: Chain, feeds: Feeds, wanted: Sequence[int]) -> list[tuple[Block, Feeds]]:
-    """The blocks `wanted` with their inputs in one run on `feeds`: all of the first, of the others those that are no
-    more than 8 MiB."""
-    backend, found = backends.runtime(chain.backend.name), {}
-
-    def keep(index: int, _: float, live: Mapping[str, Any]) -> None:
-        if index + 1 in wanted:
-            inputs = {value.name: backend.unwrap(live[value.name]) for value in chain.blocks[index + 1].inputs}
-            if index + 1 == wanted[0] or sum(array.nbytes for array in inputs.values()) <= _HELD_BYTES:
-                found[index + 1] = inputs
-
-    if 0 in wanted:
-        found[0] = {value.name: feeds[value.name] for value in chain.blocks[0].inputs}
-    if any(wanted):
-        with closing(open_at_floor(folder, through(chain, range(len(chain.blocks))))) as opened:
-            opened.start()
-            opened.observe(feeds, keep)
-    return [(chain.blocks[index], inputs) for index, inputs in found.items()]
-
-
-def _one_block(chain: Chain, block: Block) -> Chain:
-    """A chain that is `block` alone, whose weights stay once they are read."""
-
-    def of_any_shape(value: Value) -> Value:  # what a model declares of values inside it need not hold
-        return msgspec.structs.replace(value, shape=None)
-
-    alone = through(chain, ())
-    inputs, outputs = tuple(map(of_any_shape, block.inputs)), tuple(map(of_any_shape, block.outputs))
-    return msgspec.structs.replace(alone, blocks=(block,), inputs=inputs, outputs=outputs, optimised=False)
-
-
-def _execution(opened: OpenChain, inputs: Feeds) -> float:
-    """Seconds of one execution of a chain of one block."""
-    found: list[float] = []
-    opened.observe(inputs, lambda _index, took, _live: found.append(took))
-    return found[0]
-
-
-def _disturbed(execution: Callable[[], float], read: Read, seconds: float) -> tuple[float, float]:
-    """By what factor executing takes longer, and reading, where both are done at once for `seconds` (or for an
-    execution and a half) than each for as long alone."""
-    alone, end = [execution()], time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        alone.append(execution())
-    undisturbed = statistics.median(alone)
-    span = max(seconds, 1.5 * undisturbed)
-    rate = read(span)
-    with ThreadPoolExecutor(1) as pool:
-        reading, both = pool.submit(read, span), []
-        while not reading.done():
-            both.append(execution())
-        disturbed = statistics.median(both[:-1] or both or alone)  # the last one may have been alone
-        return disturbed / max(undisturbed, 1e-9), rate / max(reading.result(), 1e-9)
+def _slowdown(ratio: float, share: float) -> float:
+    return min(max(1 + (ratio - 1) / max(share, _LEAST_SHARE), 1.0), _MOST)

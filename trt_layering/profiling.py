@@ -87,14 +87,10 @@ def measure(folder: Path, chain: Chain, *, seconds: float = SECONDS) -> Profile:
     in about `seconds`. Writes nothing."""
     task = {"folder": str(folder.absolute()), "chain": msgspec.to_builtins(chain), "seconds": seconds}
     answer = child.call(_measure, task)
-    tell_estimates(answer["estimated"])
+    if answer["estimated"]:
+        words = "%d joined blocks were not timed, for want of memory or time: each counts as its blocks do"
+        log.info(words, answer["estimated"])
     return msgspec.convert(answer["profile"], Profile)
-
-
-def tell_estimates(count: int) -> None:
-    """Say, once, that `count` joined blocks were not executed."""
-    if count:
-        log.info("%d joined blocks were not timed, for want of memory or time: each counts as its blocks do", count)
 
 
 def build_seconds(chain: Chain) -> float:
@@ -149,7 +145,7 @@ def _measure(task: Mapping[str, Any]) -> dict[str, Any]:
     chain = msgspec.convert(task["chain"], Chain)
     feeds = seeded(chain.inputs, chain.memory.shapes, _SEED)
     found = measure_here(Path(task["folder"]), chain, feeds, task["seconds"])
-    return {"profile": msgspec.to_builtins(found.profile), "estimated": found.estimated}
+    return {"profile": msgspec.to_builtins(found.profile), "estimated": len(chain.joined) - len(found.executed)}
 
 
 # ------------------------------------------------------------------------------------------- in the measuring process
@@ -157,25 +153,23 @@ def _measure(task: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Found:
-    """A chain's profile; how many joined blocks were not executed for it; the most bytes that going through joined
-    blocks took beside arena and engines; and the outputs of each pass through them."""
+    """A chain's profile; which of its joined blocks were executed for it, the others counting as their blocks do; the
+    most bytes that going through joined blocks took beside arena and engines; and the outputs of each pass through
+    them."""
 
     profile: Profile
-    estimated: int
+    executed: list[int]
     beside: int
     outputs: list[Feeds]
 
 
-def measure_here(
-    folder: Path, chain: Chain, feeds: Feeds, seconds: float, blocks: Timed | None = None, room: int = _ANY
-) -> Found:
-    """The profile of `chain` in `folder`, run on `feeds`, in about `seconds`; `blocks` is how its blocks were timed, if
-    they were.
+def measure_here(folder: Path, chain: Chain, feeds: Feeds, seconds: float, room: int = _ANY) -> Found:
+    """The profile of `chain` in `folder`, run on `feeds`, in about `seconds`.
 
     The times of joined blocks are taken where a pass through them fits into `room` bytes, and into what the machine has
     to give, and as long as no minute has gone; the others count as their blocks do.
     """
-    singles = blocks or timed(folder, through(chain, range(len(chain.blocks))), feeds, seconds / 4)
+    singles = timed(folder, through(chain, range(len(chain.blocks))), feeds, seconds / 4)
     times, passes = _time_joined(folder, chain, feeds, seconds / 4, room)
     execute = [*singles.seconds]
     for index, part in enumerate(chain.joined, len(chain.blocks)):
@@ -186,7 +180,7 @@ def measure_here(
     if chain.extents:
         measured = _with_drive(folder, chain, feeds, measured, seconds)
     beside, outputs = max((one.beside for one in passes), default=0), [one.outputs for one in passes]
-    return Found(measured, len(chain.joined) - len(times), beside, outputs)
+    return Found(measured, sorted(index - len(chain.blocks) for index in times), beside, outputs)
 
 
 def _time_joined(
@@ -214,7 +208,8 @@ def _with_drive(folder: Path, chain: Chain, feeds: Feeds, measured: Profile, sec
         read = partial(reads.rate, enough.threads, enough.read_bytes)
         chosen = replace(enough, bytes_per_second=statistics.median(read(seconds / 36) for _ in range(3)))
         each = span_times(reads, chosen, seconds / 6)
-        executing, reading = slowdowns(folder, chain, feeds, measured.execute_seconds, read, seconds / 6)
+        rate = chosen.bytes_per_second
+    executing, reading = slowdowns(folder, chain, feeds, measured.execute_seconds, rate, seconds / 6)
     return msgspec.structs.replace(
         measured, read_seconds=tuple(each), read_rate=chosen.bytes_per_second, threads=chosen.threads,
         read_size=chosen.read_bytes, execute_slowdown=executing, read_slowdown=reading,

@@ -19,7 +19,6 @@ import numpy as np
 from trt_layering import child, profiling
 from trt_layering.errors import BackendError
 from trt_layering.store.manifest import Block, Chain, Memory, Profile
-from trt_layering.timing import Stopwatch, Timed
 
 log = logging.getLogger("trt_layering")
 
@@ -54,10 +53,19 @@ def rehearse(folder: Path, draft: Chain, work: Path, memory: int) -> Rehearsed:
         draft = _without_shapes(draft)
         measured = child.call(_run, {**task, "chain": msgspec.to_builtins(draft)})
         log.warning("activations are allocated as they come, since the model's shapes do not hold: %s", error.what)
-    profiling.tell_estimates(measured["estimated"])
+    draft = _with_joined(draft, measured["executed"])
     found, profile = msgspec.convert(measured["memory"], Memory), msgspec.convert(measured["profile"], Profile)
     chain = msgspec.structs.replace(draft, memory=found, profile=profile)
     return Rehearsed(chain, child.load_arrays(work / "outputs.npz"), child.load_arrays(work / "joined.npz"))
+
+
+def _with_joined(draft: Chain, executed: Sequence[int]) -> Chain:
+    """`draft` with those of its joined blocks that were executed: of others neither answers nor memory are known."""
+    joined = tuple(part for index, part in enumerate(draft.joined) if index in executed)
+    if len(joined) < len(draft.joined):
+        left_out = len(draft.joined) - len(joined)
+        log.info("%d joined blocks are left out, which take more than --memory or too long to try", left_out)
+    return msgspec.structs.replace(draft, joined=joined)
 
 
 def rehearse_resident(folder: Path, chain: Chain, work: Path) -> list[child.Feeds]:
@@ -99,24 +107,27 @@ def _run(task: Mapping[str, Any]) -> dict[str, Any]:
     share_thread_pool()
     folder, draft = Path(task["folder"]), msgspec.convert(task["chain"], Chain)
     trials = child.load_arrays(Path(task["trials"]))
-    memory, blocks, outputs = _first_runs(folder, draft, trials)
+    memory, outputs = _first_runs(folder, draft, trials)
     child.save_arrays(Path(task["outputs"]), outputs)
     chain = msgspec.structs.replace(draft, memory=memory)
     seconds = profiling.build_seconds(draft)
-    found = profiling.measure_here(folder, chain, trials[-1], seconds, blocks, room=task["memory"])
+    found = profiling.measure_here(folder, chain, trials[-1], seconds, room=task["memory"])
     child.save_arrays(Path(task["joined"]), found.outputs)
     missing = max(0, found.beside - memory.activations - memory.scratch)
     memory = msgspec.structs.replace(memory, scratch=memory.scratch + missing)
+    times, blocks = found.profile.execute_seconds, len(draft.blocks)
+    kept = (*times[:blocks], *(times[blocks + index] for index in found.executed))
+    profile = msgspec.structs.replace(found.profile, execute_seconds=kept)
     return {
         "memory": msgspec.to_builtins(memory),
-        "profile": msgspec.to_builtins(found.profile),
-        "estimated": found.estimated,
+        "profile": msgspec.to_builtins(profile),
+        "executed": found.executed,
     }
 
 
-def _first_runs(folder: Path, draft: Chain, trials: Sequence[child.Feeds]) -> tuple[Memory, Timed, list[child.Feeds]]:
+def _first_runs(folder: Path, draft: Chain, trials: Sequence[child.Feeds]) -> tuple[Memory, list[child.Feeds]]:
     """What the chain's blocks take one by one, at the floor, for each of `trials`: the memory of the largest, the
-    seconds of the last, the outputs of all."""
+    outputs of all."""
     from trt_layering.runtime import meter
     from trt_layering.runtime.chain import Chain as OpenChain
     from trt_layering.runtime.footprint import Footprint
@@ -136,11 +147,7 @@ def _first_runs(folder: Path, draft: Chain, trials: Sequence[child.Feeds]) -> tu
         engines = max(0, meter.current_rss_bytes() - base - needs.engines)
         meter.reset_peak()
         chain.start()
-        watches = [Stopwatch(chain) for _ in trials]
-        outputs = [
-            _repeat(partial(watch.run, feeds, observe))
-            for watch, feeds in zip(watches[::-1], trials[::-1], strict=True)
-        ][::-1]
+        outputs = [_repeat(partial(chain.observe, feeds, observe)) for feeds in reversed(trials)][::-1]
         held = sum(array.nbytes for array in outputs[-1].values())  # by a caller, while the next sweep runs
         total = max(0, meter.peak_rss_bytes() + held - base - needs.engines - chain.stats()["arena_bytes"])
     finally:
@@ -148,7 +155,7 @@ def _first_runs(folder: Path, draft: Chain, trials: Sequence[child.Feeds]) -> tu
     alive = min(alive, max(0, total - engines))
     shapes = {name: array.shape for name, array in trials[-1].items()}
     memory = Memory(activations=alive, scratch=max(0, total - engines - alive), engines=engines, shapes=shapes)
-    return memory, Timed(watches[-1].seconds, alive + memory.scratch, outputs[-1]), outputs
+    return memory, outputs
 
 
 def _repeat(run: Callable[[], child.Feeds]) -> child.Feeds:

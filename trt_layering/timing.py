@@ -7,10 +7,12 @@ May import the runtime. Raises what opening and running a chain raise.
 from __future__ import annotations
 
 import statistics
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +24,20 @@ from trt_layering.runtime.chain import Chain as OpenChain
 from trt_layering.runtime.chain import Observer
 from trt_layering.runtime.footprint import Footprint
 from trt_layering.runtime.loader import LoaderOptions
-from trt_layering.store.manifest import UNMEASURED, Chain, Part
+from trt_layering.runtime.schedules import Mode
+from trt_layering.schedule.layouts import double_buffer
+from trt_layering.store.manifest import PAGE, UNMEASURED, Chain, Part
 
 _RUNS = 9
 _LEAST_RUNS = 4
 _LONG_RUN = 2.0
+_LITTLE = 48 << 20
 
 
 @dataclass(frozen=True)
 class Timed:
-    """Runs of a chain at its floor: `seconds` of each of its blocks, the bytes taken beside arena and engines, and the
-    last run's outputs."""
+    """Runs of a chain in little memory: `seconds` of each of its blocks, the bytes taken beside arena and engines, and
+    the last run's outputs."""
 
     seconds: Sequence[float]
     beside: int
@@ -105,26 +110,79 @@ def through(chain: Chain, way: Sequence[int]) -> Chain:
     return msgspec.structs.replace(chain, blocks=blocks, joined=(), whole=(), profile=UNMEASURED)
 
 
+class Batches:
+    """Lets `opened`, whose blocks lie in two halves of an arena in turn, execute one half at a time: nothing is read
+    while blocks execute, and blocks follow each other as closely as in a sweep that never waits. Call `load` before
+    each run, and pass `after` as the run's observer. Takes the place of the drive's reads until `end`."""
+
+    def __init__(self, opened: OpenChain, sizes: Sequence[int], arena_bytes: int) -> None:
+        self._opened, self._count = opened, len(sizes)
+        offsets = double_buffer(sizes, arena_bytes) or (0,) * len(sizes)
+        ends = [o + n for o, n in zip(offsets, sizes, strict=True)]
+        starts = [i for i in range(len(sizes)) if i == 0 or offsets[i] != ends[i - 1]]
+        self._batches = [range(a, b) for a, b in pairwise([*starts, len(sizes)])]
+        self._following = {batch[-1]: later for batch, later in pairwise(self._batches)}
+        self._gate = threading.Event()
+        self._preadv = opened.through_gate(self._read)
+
+    def _read(self, descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        self._gate.wait()
+        return self._preadv(descriptor, buffers, offset)
+
+    def load(self) -> None:
+        """Read what the next run begins with."""
+        self._fill(range(self._count, self._count + len(self._batches[0])))
+
+    def after(self, index: int, _took: float, _live: Mapping[str, Any]) -> None:
+        """Read the next half, when the last block of one has executed."""
+        if index in self._following:
+            self._fill(self._following[index])
+
+    def _fill(self, blocks: range) -> None:
+        self._gate.set()
+        for block in blocks:
+            self._opened.await_weights(block)
+        self._gate.clear()
+
+    def end(self) -> None:
+        """Let all reads through."""
+        self._gate.set()
+
+
 def timed(folder: Path, chain: Chain, feeds: Feeds, seconds: float) -> Timed:
-    """Run `chain` at its floor, where nothing is read while a block executes, for about `seconds`: four times at least,
-    or once where that takes over two seconds."""
-    with closing(open_at_floor(folder, chain)) as opened:
+    """Run `chain` in little memory for about `seconds`, reading nothing while a block executes: four times at least, or
+    once where that takes over two seconds."""
+    arena_bytes = beside_floor(chain)
+    with closing(open_in_little(folder, chain)) as opened:
         before = meter.current_rss_bytes()
         meter.reset_peak()
-        opened.start()
-        watch, begin = Stopwatch(opened), time.perf_counter()
-        for run in range(_RUNS):
-            outputs = watch.run(feeds)
-            took = time.perf_counter() - begin
-            if (run + 1 >= _LEAST_RUNS and took > seconds) or took > max(seconds, _LONG_RUN):
-                break
+        batches = Batches(opened, [chain.block_bytes(index) for index in range(len(chain.blocks))], arena_bytes)
+        try:
+            opened.start()
+            watch, begin = Stopwatch(opened), time.perf_counter()
+            for run in range(_RUNS):
+                batches.load()
+                outputs = watch.run(feeds, batches.after)
+                took = time.perf_counter() - begin
+                if (run + 1 >= _LEAST_RUNS and took > seconds) or took > max(seconds, _LONG_RUN):
+                    break
+        finally:
+            batches.end()
         held = sum(array.nbytes for array in outputs.values())  # by a caller, while the next sweep runs
         beside = max(0, meter.peak_rss_bytes() + held - before - opened.stats()["arena_bytes"])
         return Timed(watch.seconds, beside, outputs)
 
 
-def open_at_floor(folder: Path, chain: Chain) -> OpenChain:
-    """`chain` in `folder`, with an arena of its largest block, in which each block is read when the one before it has
-    executed; it loads nothing before `start`."""
-    budget = max(Footprint.of(chain).floor, 1)
-    return OpenChain(folder, chain, budget=budget, loader=LoaderOptions(), mode="sequential")
+def beside_floor(chain: Chain) -> int:
+    """Bytes of an arena of at most 48 MiB more than the largest block."""
+    needs = Footprint.of(chain)
+    return min(needs.weights, needs.largest_block + _LITTLE) // PAGE * PAGE
+
+
+def open_in_little(folder: Path, chain: Chain) -> OpenChain:
+    """`chain` in `folder` with the arena of `beside_floor`, its blocks in two halves in turn, or one at a time where a
+    half does not hold the largest; it loads nothing before `start`."""
+    needs, arena_bytes = Footprint.of(chain), beside_floor(chain)
+    mode: Mode = "double" if 2 * needs.largest_block <= arena_bytes else "sequential"
+    budget = max(needs.fixed + arena_bytes, 1)
+    return OpenChain(folder, chain, budget=budget, loader=LoaderOptions(), mode=mode)

@@ -36,7 +36,7 @@ from trt_layering.runtime.trace import Event, Trace
 from trt_layering.shapes import format_shape
 from trt_layering.store.manifest import Chain as Manifest
 from trt_layering.store.manifest import Value, read_manifest, rebuild_remedy, resolve
-from trt_layering.store.reader import check_store
+from trt_layering.store.reader import Preadv, check_store
 from trt_layering.units import parse_size
 
 log = logging.getLogger("trt_layering")
@@ -186,6 +186,15 @@ class Chain:
     def start(self) -> None:
         """Begin to load the first blocks."""
         self._loader.start()
+
+    def await_weights(self, block: int) -> None:
+        """For an observer: wait until block number `block` of the sweep under way (or the last one, counting on into
+        the next) has its weights. Raises what loading raises."""
+        self._loader.wait_loaded(self._next - len(self._blocks) + block)
+
+    def through_gate(self, preadv: Preadv) -> Preadv:
+        """For measuring: let `preadv` make the reads from now on; what made them until now is returned."""
+        return self._supply.file.through(preadv)
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Array]:
         """One inference: arrays for all inputs in, arrays for all outputs out, which the caller owns.
