@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from trt_layering.errors import BudgetError, NotBuiltError, StoreError, UsageErr
 from trt_layering.runtime import schedules
 from trt_layering.runtime.chain import open_chain
 from trt_layering.runtime.footprint import Footprint
+from trt_layering.schedule.table import make_table
 from trt_layering.store.manifest import PAGE, UNMEASURED, read_manifest
 
 pytestmark = pytest.mark.usefixtures("engines_take_what_the_manifest_says", "quick_collections")
@@ -134,6 +136,72 @@ def test_after_how_many_runs_loading_everything_is_quicker(repository, needs):
         assert runs == 1 or loading[0] >= streaming[0]
         seen.add(runs)
     assert len(seen) > 2
+
+
+def test_weights_that_stay_in_two_places_count_once(repository, needs):
+    """Loading everything then reads less than what stays: one run is the least there is."""
+    outlook = planning.Outlook.of(repository / "a" / "1")
+    choice = replace(outlook.outcome(needs.floor).choice, resident_bytes=2 * LAYERS * SIZE)
+    assert outlook._break_even(choice) == 1
+
+
+def test_blocks_without_weights_in_the_arena_do_not_stay(repository, tmp_path, needs):
+    """Neither those that read rows nor those that have none."""
+    folder = copy(repository, tmp_path)
+    chain = read_manifest(folder)
+    blocks = list(chain.blocks)
+    blocks[1] = msgspec.structs.replace(blocks[1], rows="x")
+    blocks[2] = msgspec.structs.replace(blocks[2], extents=())
+    changed = msgspec.structs.replace(
+        chain, blocks=tuple(blocks), joined=(),
+        profile=msgspec.structs.replace(chain.profile, execute_seconds=(EXECUTE,) * LAYERS),
+    )  # fmt: skip
+    outlook = outlook_of(changed)
+    everything = outlook.needs.resident
+    for budget, without in ((everything - 1, (1, 2)), (everything, (2,))):
+        stays = [block.name for index, block in enumerate(blocks) if index not in without]
+        assert list(outlook.forecast(budget).resident_blocks) == stays
+    loaded = outlook_of(msgspec.structs.replace(changed, optimised=False))
+    told = loaded.forecast(loaded.needs.resident)
+    found = schedules.scheduled(folder, loaded.manifest, changed.loaded_bytes, PAGE, "auto")
+    assert len(told.resident_blocks) == LAYERS - 1
+    assert (told.mode, told.arena_bytes) == (found.schedule.mode, found.schedule.arena_bytes) == ("resident", 7 * SIZE)
+    assert (told.resident_bytes, told.streamed_bytes) == (found.schedule.resident_bytes, 0)
+    assert told.predicted_ms == told.all_resident_ms == found.choice.seconds * 1e3
+    assert loaded.forecast(loaded.needs.resident - 1).arena_bytes == 6 * SIZE
+
+
+def outlook_of(chain):
+    parts, pace = schedules.partition(chain), schedules.pace(chain)
+    return planning.Outlook(chain, Footprint.of(chain), parts, make_table(parts, pace), pace)
+
+
+def test_what_everything_in_memory_takes_is_what_was_measured(repository, tmp_path, needs):
+    """By the engines that are then opened, which are quicker than the blocks."""
+    folder = copy(repository, tmp_path)
+    measured = EXECUTE * LAYERS / 2
+    rewrite(folder, profile=msgspec.structs.replace(read_manifest(folder).profile, whole_seconds=measured))
+    told = planning.forecast("a", repository=tmp_path)
+    assert told.predicted_ms == told.all_resident_ms == measured * 1e3
+    with open_chain("a", repository=tmp_path) as chain:
+        assert chain.stats()["predicted_seconds"] == measured
+    less = planning.forecast("a", repository=tmp_path, budget=needs.resident - 1)
+    assert less.predicted_ms == pytest.approx(2 * measured * 1e3)
+    assert less.all_resident_ms == measured * 1e3
+    assert planning.Outlook.of(folder).curve[-1] == (needs.resident, measured)
+    with open_chain("a", repository=repository) as chain:
+        assert chain.stats()["predicted_seconds"] is None
+
+
+def test_an_extent_by_itself_says_what_an_idle_drive_costs(repository):
+    chain = read_manifest(repository / "a" / "1")
+    read, idle = SIZE / RATE, 3e-4
+    times = [read + idle * (index - 2) for index in range(len(chain.extents))]
+    profile = msgspec.structs.replace(chain.profile, read_seconds=tuple(times), read_size=2 * PAGE)
+    pace = schedules.pace(msgspec.structs.replace(chain, profile=profile))
+    assert pace.first_read == pytest.approx(1.5 * idle)  # of -2, -1, 0, 1, 2, 3, 4 and 5 times as much
+    assert pace.read_size == 2 * PAGE
+    assert schedules.pace(chain).first_read == 0
 
 
 def test_reads_that_are_hidden_never_break_even(repository, needs):

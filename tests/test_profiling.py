@@ -20,7 +20,7 @@ import trt_layering as tl
 from tests.chains import assert_close, feed, in_this_process, layers, opened, saved, uncut
 from tests.store.samples import publish_tiny
 from tests.store.stop_points import stop_points
-from trt_layering import child, drive, profiling
+from trt_layering import child, drive, profiling, timing
 from trt_layering.building import Built, build
 from trt_layering.errors import BuildError, NotBuiltError, UsageError
 from trt_layering.runtime import meter, origin, supply
@@ -303,6 +303,54 @@ def test_memory_holds_for_joined_blocks_too(source: Path, tmp_path: Path, monkey
     with in_this_process():
         memory = build(source, repository=tmp_path, block_size="16KiB").manifest.memory
     assert memory.activations + memory.scratch == more
+
+
+# ------------------------------------------------------------------------------------------------ everything in memory
+
+
+def test_a_run_with_everything_in_memory_is_timed(joined: Built) -> None:
+    found = tl.profile(**where(joined))
+    assert 0 < found.whole_seconds < 10
+    with opened(joined) as chain:
+        assert chain.stats()["predicted_seconds"] == found.whole_seconds
+
+
+def test_a_run_with_everything_in_memory_has_the_engines_that_are_opened_then(
+    small: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    real = timing.OpenChain
+
+    def noted(*given: Any, **options: Any) -> Any:
+        seen.append(real(*given, **options))
+        return seen[-1]
+
+    monkeypatch.setattr(timing, "OpenChain", noted)
+    assert timing.timed_whole(small.path, small.manifest, feed(1), 0.0) > 0
+    (chain,) = seen
+    stats = chain.stats()
+    assert (stats["mode"], stats["blocks"]) == ("resident", len(small.manifest.whole))
+    assert stats["requests"] == 5
+
+
+@pytest.mark.parametrize("what", ["room", "machine", "time", "not optimised"])
+def test_everything_in_memory_is_not_timed_where_it_cannot_be(
+    small: Built, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(profiling, "timed_whole", lambda *_: 1.0)
+    chain, slow = small.manifest, msgspec.structs.replace(small.manifest.profile, read_rate=1e3)
+    resident = Footprint.of(chain).resident
+    measure = profiling._time_whole
+    assert measure(small.path, chain, feed(1), chain.profile, 0.0, resident) == 1.0
+    if what == "room":
+        assert measure(small.path, chain, feed(1), chain.profile, 0.0, resident - 1) == 0.0
+    elif what == "machine":
+        monkeypatch.setattr(profiling.meter, "available_bytes", lambda: resident - 1)
+        assert measure(small.path, chain, feed(1), chain.profile, 0.0, resident) == 0.0
+    elif what == "time":
+        assert measure(small.path, chain, feed(1), slow, 0.0, resident) == 0.0
+    else:
+        assert measure(small.path, msgspec.structs.replace(chain, optimised=False), {}, slow, 0.0, 1 << 60) == 0.0
 
 
 # -------------------------------------------------------------------------------------------------------------- words

@@ -9,6 +9,7 @@ import msgspec
 from tests.chains import in_this_process, layers, saved
 from trt_layering import building
 from trt_layering.runtime.footprint import Footprint
+from trt_layering.runtime.schedules import write_table
 from trt_layering.store.manifest import PAGE, UNMEASURED, Memory, read_manifest, write_manifest
 
 SIZE = 16 << 10
@@ -31,8 +32,10 @@ def build(repository: Path, name: str, layer_count: int) -> None:
 
 
 def rewrite(folder: Path, **fields: object) -> None:
-    """Change fields of a chain's manifest."""
-    write_manifest(folder, msgspec.structs.replace(read_manifest(folder), **fields))
+    """Change fields of a chain's manifest, and make its table anew."""
+    chain = msgspec.structs.replace(read_manifest(folder), **fields)
+    write_manifest(folder, chain)
+    write_table(folder, chain)
 
 
 def needs(repository: Path, name: str) -> Footprint:

@@ -2,15 +2,16 @@
 
 May import the store, the schedule, and of the runtime what reads no weights. Reads manifests and tables, opens no
 engine. What is not built, was never timed or was timed elsewhere raises a StoreError; a budget or a rate that is none,
-UsageError.
+UsageError. A table that had to be made again is said in the log.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from msgspec import structs
@@ -22,9 +23,11 @@ from trt_layering.runtime.origin import measured_elsewhere
 from trt_layering.schedule.partition import Partition
 from trt_layering.schedule.residency import Schedule
 from trt_layering.schedule.simulate import Pace
-from trt_layering.schedule.table import Choice, Table, best_choice, choose
+from trt_layering.schedule.table import Choice, Table, best_choice, choose, table_of
 from trt_layering.store.manifest import Chain, Profile, read_manifest, resolve
 from trt_layering.units import parse_rate, parse_size
+
+log = logging.getLogger("trt_layering")
 
 _HIDDEN = 1.01
 """Reads count as hidden when a sweep takes at most so many times what its executions take."""
@@ -48,9 +51,10 @@ class Forecast:
     """What chain `name` does within `budget_bytes`, in bytes, milliseconds and bytes per second.
 
     Where it does not `fits`, what needs a fit is None. `taken_bytes` is what the schedule takes of the budget;
-    `resident_blocks` are the names of blocks that stay. `read_ahead` says how many blocks ahead of execution a read may
-    begin, on average. `predicted_ms` is one run of many that follow each other. `all_resident_ms` is the executions
-    alone of the schedule with the most memory. `required_read_rate` is the least rate at which the prediction comes
+    `resident_blocks` are the names of blocks with weights of which all stay. `read_ahead` says how many blocks ahead of
+    execution a read may begin, on average. `predicted_ms` is one run of many that follow each other. `all_resident_ms`
+    is one with everything in memory, as it was measured, or else the executions alone of the schedule with the most
+    memory. `required_read_rate` is the least rate at which the prediction comes
     within 1 % of executing alone; None where no rate does. From `break_even_runs` runs on, it would have been quicker
     to load everything first and keep it; None where it never would.
     """
@@ -105,12 +109,13 @@ def forecast(
 
 @dataclass(frozen=True)
 class Outcome:
-    """A choice for a chain, of which `taken` bytes of the budget are needed; `kept`: everything stays, beside the
+    """A choice among `parts`, for which `taken` bytes of the budget are needed; `kept`: everything stays, beside the
     arena."""
 
     taken: int
     choice: Choice
-    kept: bool
+    parts: Partition
+    kept: bool = False
 
 
 @dataclass(frozen=True)
@@ -130,7 +135,9 @@ class Outlook:
         """Of the chain in `folder`, whose times must be of this machine, and of this drive unless its rate is given."""
         manifest = read_manifest(folder)
         _require_times(folder, manifest.profile, rate)
-        table, _ = schedules.read_table(folder, manifest)
+        table, note = schedules.read_table(folder, manifest)
+        if note is not None:
+            log.warning("chain %s: %s", manifest.name, note)
         return cls(manifest, Footprint.of(manifest), schedules.partition(manifest), table, schedules.pace(manifest))
 
     def at_rate(self, rate: float, budget: int) -> Outlook:
@@ -138,8 +145,7 @@ class Outlook:
         pace = replace(self.pace, byte_time=1 / rate)
         arenas = (size - self.needs.fixed for size in self._around(budget))
         sizes = sorted({*arenas, self.table[0].arena_bytes, self.table[-1].arena_bytes})
-        table = _improving([best_choice(self.parts, size, pace) for size in sizes])
-        return replace(self, table=table, pace=pace, assumed=rate)
+        return replace(self, table=table_of(self.parts, sizes, pace), pace=pace, assumed=rate)
 
     def _around(self, budget: int) -> list[int]:
         """The floor, the budget, twice as much, and everything."""
@@ -148,32 +154,45 @@ class Outlook:
 
     @property
     def all_resident_seconds(self) -> float:
-        """What executing takes alone, in the schedule with the most memory."""
-        return self._alone(self.table[-1])
+        """What a run takes with everything in memory."""
+        return self._everything.choice.seconds
+
+    @cached_property
+    def _everything(self) -> Outcome:
+        """What happens with a budget that holds everything."""
+        manifest, last = self.manifest, self.table[-1]
+        if manifest.optimised:
+            seconds = manifest.profile.whole_seconds or last.seconds
+            weights = manifest.weights_bytes
+            choice = replace(last, arena_bytes=0, seconds=seconds, resident_bytes=weights, streamed_bytes=0)
+            return Outcome(self.needs.resident, choice, self.parts, kept=True)
+        if schedules.loads_tables(manifest):
+            loaded = schedules.all_loaded(manifest, manifest.profile.read_size)
+            return Outcome(self.needs.resident, loaded.choice, loaded.partition)
+        return Outcome(self.needs.fixed + last.arena_bytes, last, self.parts)
 
     def _alone(self, choice: Choice) -> float:
         return sum(self.parts.pieces[index].execute for index in choice.parts)
 
     def outcome(self, budget: int) -> Outcome:
         """What happens within `budget`, which is at least the floor."""
-        if self.manifest.optimised and budget >= self.needs.resident:
-            weights, last = self.manifest.weights_bytes, self.table[-1]
-            choice = replace(last, arena_bytes=0, seconds=self._alone(last), resident_bytes=weights, streamed_bytes=0)
-            return Outcome(self.needs.resident, choice, kept=True)
+        if budget >= self.needs.resident:
+            return self._everything
         choice = choose(self.table, budget - self.needs.fixed)
-        return Outcome(self.needs.fixed + choice.arena_bytes, choice, kept=False)
+        return Outcome(self.needs.fixed + choice.arena_bytes, choice, self.parts)
 
     @property
     def curve(self) -> tuple[tuple[int, float], ...]:
         """Budgets, and the seconds that a run counts with them: see `Demand`. What predictions cannot tell apart is
         told apart by a little: hidden reads still take the drive from other models, and engines that keep all weights
-        lay them out as they like best, which was not measured."""
+        lay them out as they like best, where that was not measured."""
+        unmeasured = not self.manifest.profile.whole_seconds
         sizes = sorted({self.needs.fixed + choice.arena_bytes for choice in self.table} | {self.needs.resident})
         found: list[tuple[int, float]] = []
         for size in (self.needs.floor, *(size for size in sizes if size > self.needs.floor)):
             outcome = self.outcome(size)
             reading = outcome.choice.streamed_bytes * self.pace.byte_time
-            better = outcome.choice.seconds if outcome.kept else 0.0
+            better = outcome.choice.seconds if outcome.kept and unmeasured else 0.0
             seconds = outcome.choice.seconds + _LITTLE * (reading - better)
             if not found or seconds < found[-1][1]:
                 found.append((size, seconds))
@@ -194,7 +213,7 @@ class Outlook:
             return replace(told, refusal=refusal.what, remedy=refusal.remedy)
         outcome = self.outcome(budget)
         choice = outcome.choice
-        schedule = choice.schedule(self.parts.pieces, manifest.profile.read_size)
+        schedule = choice.schedule(outcome.parts.pieces, manifest.profile.read_size)
         return replace(
             told, taken_bytes=outcome.taken, arena_bytes=choice.arena_bytes, resident_bytes=choice.resident_bytes,
             streamed_bytes=choice.streamed_bytes, resident_blocks=self._resident(outcome, schedule),
@@ -209,13 +228,18 @@ class Outlook:
         return Point(budget, choice.seconds * 1e3, choice.streamed_bytes)
 
     def _resident(self, outcome: Outcome, schedule: Schedule) -> tuple[str, ...]:
-        """Names of the blocks of which nothing is read twice."""
-        blocks, pieces = self.manifest.blocks, self.parts.pieces
+        """Names of the blocks that have weights, of which all are in memory and none is read twice."""
+        blocks, pieces = self.manifest.blocks, outcome.parts.pieces
         if outcome.kept:
-            return tuple(block.name for block in blocks)
+            return tuple(block.name for block in blocks if block.extents)
         stays = [all(read.once for read in reads) for reads in schedule.reads]
         kept = (pieces[index] for index, stay in zip(outcome.choice.parts, stays, strict=True) if stay)
-        return tuple(block.name for piece in kept for block in blocks[piece.first : piece.first + piece.count])
+        return tuple(
+            blocks[index].name
+            for piece in kept
+            for index in range(piece.first, piece.first + piece.count)
+            if pieces[index].nbytes  # as of a block by itself
+        )
 
     def _required_rate(self, choice: Choice, budget: int) -> float | None:
         """The least rate at which the best schedule for `budget` hides all reads, by bisection; 0 where there are
@@ -242,16 +266,8 @@ class Outlook:
         lost = choice.seconds - self.all_resident_seconds
         if lost <= _NOTHING * choice.seconds:
             return None
-        return math.floor((self.manifest.weights_bytes - choice.resident_bytes) * self.pace.byte_time / lost) + 1
-
-
-def _improving(choices: Sequence[Choice]) -> Table:
-    """Those choices, of more and more memory, that are quicker than all before."""
-    found: list[Choice] = []
-    for choice in choices:
-        if not found or choice.seconds < found[-1].seconds:
-            found.append(choice)
-    return tuple(found)
+        missing = max(0, self.manifest.weights_bytes - choice.resident_bytes)  # shared ones may stay in several places
+        return math.floor(missing * self.pace.byte_time / lost) + 1
 
 
 def _require_times(folder: Path, profile: Profile, rate: float | None) -> None:

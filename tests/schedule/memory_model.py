@@ -120,8 +120,9 @@ class Memory:
             yield read.target // PAGE + page, (read.extent, read.offset // PAGE + page)
 
 
-def timed(schedule: Schedule, execute: Sequence[int], byte_time: int, sweeps: int) -> list[int]:
-    """When each block finishes if one drive and one executor do at once whatever they may do, by the clock."""
+def timed(schedule: Schedule, execute: Sequence[int], byte_time: int, sweeps: int, first_read: int = 0) -> list[int]:
+    """When each block finishes if one drive and one executor do at once whatever they may do, by the clock. A read that
+    begins later than the one before it ended takes `first_read` more."""
     count = len(schedule.reads)
     waiting = list(tasks(schedule, sweeps))[::-1]
     finished: list[int] = []
@@ -138,7 +139,8 @@ def timed(schedule: Schedule, execute: Sequence[int], byte_time: int, sweeps: in
             continue
         if reading is None and waiting and len(finished) >= waiting[-1].g - waiting[-1].read.lag:
             reading = waiting.pop()
-            drive_free_at = clock + reading.read.length * byte_time
+            idle = first_read if clock > drive_free_at else 0
+            drive_free_at = clock + idle + reading.read.length * byte_time
             continue
         outstanding = [task.g for task in (*waiting[-1:], *([reading] if reading else []))]
         if not executing and all(g > len(finished) for g in outstanding):

@@ -125,10 +125,11 @@ def test_two_slots_hide_the_reads_behind_execution() -> None:
 def test_prediction_agrees_with_the_clock(case: Any, data: st.DataObject) -> None:
     blocks, schedule = case
     execute = [data.draw(st.integers(0, 30_000)) for _ in blocks]
-    finished = timed(schedule, execute, byte_time=1, sweeps=3)
+    first_read = data.draw(st.sampled_from([0, 0, 1500]))
+    finished = timed(schedule, execute, byte_time=1, sweeps=3, first_read=first_read)
     last, before = finished[3 * len(blocks) - 1], finished[2 * len(blocks) - 1]
-    assert rough_sweep_time(schedule, execute, 1) == last - before
-    assert sweep_time(schedule, execute, Pace(1.0)) == pytest.approx(last - before)
+    assert rough_sweep_time(schedule, execute, 1, first_read) == last - before
+    assert sweep_time(schedule, execute, Pace(1.0, first_read=first_read)) == pytest.approx(last - before)
 
 
 @given(placed(), st.data(), st.floats(1, 3), st.floats(1, 3))
@@ -155,6 +156,24 @@ def test_reading_and_executing_at_once_take_as_long_as_each_slows_the_other_down
     double = place(blocks, [0, PAGE, 0], PAGE)
     assert sweep_time(double, [2.0] * 3, Pace(1 / PAGE)) == pytest.approx(7)  # 2 waits for 0, which waits for 2
     assert sweep_time(double, [2.0] * 3, Pace(1 / PAGE, 1.5, 1.0)) > 7
+
+
+def test_a_read_that_waits_for_its_block_finds_the_drive_idle() -> None:
+    """By hand, reads of one second, executions of two, and a quarter of a second for the first read of many."""
+    pace = Pace(1 / PAGE, first_read=0.25)
+    blocks = [[(index, PAGE)] for index in range(4)]
+
+    def both(offsets: list[int], execute: list[float]) -> float:
+        schedule = place(blocks, offsets, PAGE)
+        rough = rough_sweep_time(schedule, execute, pace.byte_time, pace.first_read)
+        assert sweep_time(schedule, execute, pace) == pytest.approx(rough)
+        return rough
+
+    assert both([0] * 4, [2.0] * 4) == pytest.approx(4 * (2 + 1 + 0.25))  # each waits for the one before it
+    assert both([0, PAGE] * 2, [2.0] * 4) == pytest.approx(8)  # each waits, and is there all the same in time
+    assert both([0, PAGE] * 2, [0.5] * 4) == pytest.approx(4)  # the drive is never idle
+    assert both([0, PAGE] * 2, [1.1] * 4) == pytest.approx(2 * (1.25 + 1.1))  # every other read waits
+    assert both([0, PAGE, 2 * PAGE, 3 * PAGE], [2.0] * 4) == pytest.approx(8)  # nothing is read again
 
 
 def test_a_chain_without_weights_needs_no_arena() -> None:

@@ -152,7 +152,7 @@ class Chain:
         if scheduled and scheduled.fallback:
             self._notes["schedule"] = scheduled.fallback
 
-        self._predicted = scheduled.choice.seconds if scheduled else None
+        self._predicted = scheduled.choice.seconds if scheduled else manifest.profile.whole_seconds or None
         self._logged: set[str] = set()
         self._closing = self._release_after_run = False
         self._closed = False

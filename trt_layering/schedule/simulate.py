@@ -20,14 +20,17 @@ _NEVER = float("inf")
 class Pace:
     """How fast a machine is: `byte_time` to read one byte with nothing else going on, in the unit of the blocks'
     execution times; while the drive reads, executing takes `execute_slowdown` times as long, and reading
-    `read_slowdown` times as long while a block executes."""
+    `read_slowdown` times as long while a block executes. A read that finds the drive idle takes `first_read` longer:
+    nothing else is on its way. One request is at most `read_size` bytes."""
 
     byte_time: float
     execute_slowdown: float = 1.0
     read_slowdown: float = 1.0
+    first_read: float = 0.0
+    read_size: int = 4 << 20
 
 
-def rough_sweep_time(schedule: Schedule, execute: Sequence[float], byte_time: float) -> float:
+def rough_sweep_time(schedule: Schedule, execute: Sequence[float], byte_time: float, first_read: float = 0.0) -> float:
     """`sweep_time` where reading and executing do not slow each other down: quick, for comparing many schedules."""
     blocks = len(schedule.offsets)
     finished = [0.0] * (blocks * _SWEEPS)
@@ -38,7 +41,9 @@ def rough_sweep_time(schedule: Schedule, execute: Sequence[float], byte_time: fl
             if read.once and sweep:
                 continue
             before = g - read.lag - 1
-            drive = max(drive, finished[before] if before >= 0 else 0.0) + read.length * byte_time
+            if before >= 0 and finished[before] > drive:
+                drive = finished[before] + first_read
+            drive += read.length * byte_time
         arrived = drive if schedule.reads[block] else 0.0
         finished[g] = max(finished[g - 1] if g else 0.0, arrived) + execute[block]
     return finished[-1] - finished[-1 - blocks]
@@ -56,8 +61,8 @@ def sweep_time(schedule: Schedule, execute: Sequence[float], pace: Pace) -> floa
     """Time of one sweep once sweeps follow each other without a pause.
 
     `execute[b]` is the time block `b` executes alone; the result is in its unit. Reads follow one another at the
-    drive's rate; each waits for the blocks it overwrites, each block for its reads, and what goes on at the same time
-    slows the other down as `pace` says.
+    drive's rate; each waits for the blocks it overwrites, and then costs what a drive that was idle costs; each block
+    waits for its reads, and what goes on at the same time slows the other down as `pace` says.
     """
     blocks = len(execute)
     tasks = _tasks(schedule, pace.byte_time)
@@ -65,8 +70,12 @@ def sweep_time(schedule: Schedule, execute: Sequence[float], pace: Pace) -> floa
     reading = task.time if task else 0.0  # left of the current read, and of the current block
     executing = execute[0] if blocks else 0.0
     now, finished, ends = 0.0, 0, [0.0]
+    idle_since: float | None = 0.0  # until the read that comes next has begun
     while finished < blocks * _SWEEPS:
         reads = task is not None and finished >= task.finished
+        if reads and idle_since is not None:
+            reading += pace.first_read if now > idle_since else 0.0
+            idle_since = None
         executes = task is None or task.g > finished
         read_pace = pace.read_slowdown if executes else 1.0
         execute_pace = pace.execute_slowdown if reads else 1.0
@@ -77,7 +86,7 @@ def sweep_time(schedule: Schedule, execute: Sequence[float], pace: Pace) -> floa
         reading -= step / read_pace if reads else 0.0
         executing -= step / execute_pace if executes else 0.0
         if reading_done:
-            task = next(tasks, None)
+            task, idle_since = next(tasks, None), now
             reading = task.time if task else 0.0
         if executing_done:
             finished += 1

@@ -1,15 +1,15 @@
 """The best schedule for every size of arena, found once, so that choosing one takes no time. Pure; imports neighbours.
 
 For each size several covers, sets of blocks that stay, and rings for the others are simulated. The quickest wins,
-that which reads least among equals. What was found for a smaller arena is kept unless a larger one is quicker, so more
-memory never costs time.
+that which reads least among equals. What was found for a smaller arena is kept unless a larger one is quicker, or reads
+less in the same time, so more memory never costs time; times are the same where they differ by less than a thousandth.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, replace
 from heapq import nsmallest
 from operator import attrgetter
 from typing import NamedTuple
@@ -25,8 +25,8 @@ _SLOTS = (2, 3, 4, 6, 10, 16)
 """How many of the largest blocks a ring beside kept blocks may hold."""
 _FINALISTS = 4
 _ALIKE = 1.005
+_SAME = 1e-3
 _WHOLE = 1 << 62
-_READ_SIZE = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Choice:
 
 
 Table = tuple[Choice, ...]
-"""Ascending by `arena_bytes`; `seconds` fall, or stay while `streamed_bytes` fall."""
+"""Ascending by `arena_bytes`; `seconds` fall, or stay while `streamed_bytes` fall. The last streams nothing."""
 
 
 def choose(table: Table, arena_bytes: int) -> Choice:
@@ -60,18 +60,35 @@ def choose(table: Table, arena_bytes: int) -> Choice:
 
 def make_table(partition: Partition, pace: Pace) -> Table:
     """The best schedules from the floor to an arena that holds everything."""
+    return table_of(partition, _sizes(partition), pace)
+
+
+def table_of(partition: Partition, sizes: Iterable[int], pace: Pace) -> Table:
+    """The best schedules for arenas of `sizes`, which ascend from the floor, and for one that holds everything."""
     table: list[Choice] = []
-    for size in _sizes(partition):
-        best = best_choice(partition, size, pace)
-        if not table or _better(best, table[-1]):
-            while table and table[-1].arena_bytes >= best.arena_bytes:
-                table.pop()
-            table.append(best)
+    for size in sizes:
+        _improve(table, best_choice(partition, size, pace))
+    covers = dict.fromkeys(choice.parts for choice in table)
+    _improve(table, min((keep_all(partition, cover, pace) for cover in covers), key=attrgetter("seconds")))
     return tuple(table)
 
 
+def _improve(table: list[Choice], best: Choice) -> None:
+    """Append `best`, the best for a larger arena, if it is better than the last; a time that is the same but for
+    `_SAME` becomes the same."""
+    if table:
+        if not _better(best, table[-1]):
+            return
+        best = replace(best, seconds=min(best.seconds, table[-1].seconds))
+    while table and table[-1].arena_bytes >= best.arena_bytes:
+        table.pop()
+    table.append(best)
+
+
 def _better(one: Choice, other: Choice) -> bool:
-    return one.seconds < other.seconds or (one.seconds == other.seconds and one.streamed_bytes < other.streamed_bytes)
+    if one.seconds < (1 - _SAME) * other.seconds:
+        return True
+    return one.seconds <= (1 + _SAME) * other.seconds and one.streamed_bytes < other.streamed_bytes
 
 
 def _sizes(partition: Partition) -> list[int]:
@@ -113,15 +130,21 @@ def _rough(partition: Partition, draft: _Draft, pace: Pace) -> tuple[float, int]
     pieces = [partition.pieces[index] for index in draft.cover]
     schedule = place([((0, piece.nbytes),) for piece in pieces], draft.offsets, _WHOLE)
     execute = [piece.execute * pace.execute_slowdown for piece in pieces]
-    return rough_sweep_time(schedule, execute, pace.byte_time), schedule.streamed_bytes
+    return rough_sweep_time(schedule, execute, pace.byte_time, pace.first_read), schedule.streamed_bytes
 
 
 def rate(partition: Partition, cover: Cover, offsets: layouts.Layout, pace: Pace) -> Choice:
     """The choice of `cover` at `offsets`, with its predicted sweep."""
     pieces = partition.pieces
-    schedule = place([pieces[index].extents for index in cover], offsets, _READ_SIZE)
+    schedule = place([pieces[index].extents for index in cover], offsets, pace.read_size)
     seconds = sweep_time(schedule, [pieces[index].execute for index in cover], pace)
     return Choice(schedule.arena_bytes, seconds, schedule.resident_bytes, schedule.streamed_bytes, cover, offsets)
+
+
+def keep_all(partition: Partition, cover: Cover, pace: Pace) -> Choice:
+    """The choice of `cover` in an arena that holds all of it."""
+    lengths = [partition.pieces[index].nbytes for index in cover]
+    return rate(partition, cover, layouts.ring(lengths, sum(lengths)), pace)
 
 
 def _drafts(partition: Partition, arena_bytes: int) -> Iterator[_Draft]:

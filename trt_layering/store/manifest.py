@@ -157,6 +157,7 @@ class Profile(_Record, frozen=True):
     is the drive's in bytes per second while `threads` reads of up to `read_size` bytes are always under way, which were
     found best for it. While the drive reads, executing takes `execute_slowdown` times as long as alone, and reading
     `read_slowdown` times as long while a block executes. Times that were not measured are empty lists.
+    `whole_seconds` is a run with everything in memory, laid out as engines like it best; 0: not measured.
     """
 
     execute_seconds: tuple[Magnitude, ...]
@@ -168,6 +169,7 @@ class Profile(_Record, frozen=True):
     read_slowdown: Annotated[float, Meta(ge=1, le=1000)]
     machine: dict[str, str]
     drive: str
+    whole_seconds: Magnitude = 0.0
 
 
 UNMEASURED = Profile(
