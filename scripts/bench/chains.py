@@ -76,6 +76,13 @@ def build(
     )
 
 
+def share_thread_pool() -> None:
+    """As the child processes do, so that footprints are reckoned as theirs."""
+    import trt_layering as tl
+
+    tl.share_thread_pool()
+
+
 def folder(name: str) -> Path:
     """The newest finished version of chain `name`."""
     from trt_layering.store.manifest import resolve

@@ -119,6 +119,7 @@ def main() -> int:
     parser.add_argument("--budgets", default="25%", help="parts of the weights in float32 (default: 25%%)")
     parser.add_argument("--rate", help="of a stand-in for the drive, for instance 500MB (per second)")
     arguments = parser.parse_args()
+    chains.share_thread_pool()
     rate = parse_size(arguments.rate, what="--rate") if arguments.rate else 0
     rows = []
     for case in (models.CASES[name] for name in arguments.cases):

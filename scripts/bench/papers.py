@@ -82,6 +82,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--rates", default="1GB,2GB,4GB,8GB", help="of the stand-in for the drive")
     arguments = parser.parse_args()
+    chains.share_thread_pool()
     rates = [parse_size(text, what="--rates") for text in arguments.rates.split(",")]
     rows = []
     for case in (models.CASES[name] for name in arguments.cases):

@@ -25,8 +25,8 @@ nothing: the chain's answers are then not looked at, its schedules are those for
 left out.
 
 Claimed, at every budget under the weights: a sweep takes at most 1.05 times the bound (median of the rounds), no longer
-than the double buffer's (by more than 2 %, as far as this can tell), less time than the mapped model, and what was
-predicted within 10 %. Exit status 1 where that does not hold.
+than the double buffer's (by more than 2 %, as far as this can tell), less time than the mapped model (at 50 % half of
+it, a fifth for the encoder at length 1), and what was predicted within 10 %. Exit status 1 where that does not hold.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def opened(name: str, budget: int, mode: Any, rate: int) -> Chain:
     folder = chains.folder(name)
     manifest = read_manifest(folder)
     if rate:
-        paced = {"read_rate": float(rate), "read_seconds": (), "read_slowdown": 1.0}
+        paced = {"read_rate": float(rate), "read_seconds": (), "execute_slowdown": 1.0, "read_slowdown": 1.0}
         profile = msgspec.structs.replace(manifest.profile, **paced)
         manifest = msgspec.structs.replace(manifest, profile=profile)
     chain = Chain(folder, manifest, budget=budget, loader=LoaderOptions(), mode=mode)
@@ -288,7 +288,8 @@ def failures(row: Mapping[str, Any]) -> list[str]:
         failed.append("double")
     if row["limited"]:
         chain, plain = row["limited"]["chain_median"], row["limited"]["mapped_median"]
-        if chain is None or (plain is not None and chain >= plain):
+        asked = 5.0 if row["case"] == "encoder-1" else 2.0
+        if chain is None or (plain is not None and plain < chain * (asked if row["label"] == "50%" else 1.0)):
             failed.append("mapped")
     return failed
 
@@ -322,6 +323,7 @@ def main() -> int:
     parser.add_argument("--rate", help="of a stand-in for the drive, for instance 2GB (per second)")
     parser.add_argument("--budgets", help="only these, by name: floor, 10%%, 25%%, 50%%, 75%%, weights")
     arguments = parser.parse_args()
+    chains.share_thread_pool()
     rate = parse_size(arguments.rate, what="--rate") if arguments.rate else 0
     rows = []
     for case in (models.CASES[name] for name in arguments.cases):

@@ -97,6 +97,7 @@ def main() -> int:
     parser.add_argument("--budget", default="10%", help="a part of the weights (default: 10%%), or the floor above it")
     parser.add_argument("--rate", help="of a stand-in for the drive, for instance 2GB (per second)")
     arguments = parser.parse_args()
+    chains.share_thread_pool()
     rate = parse_size(arguments.rate, what="--rate") if arguments.rate else 0
     share = float(arguments.budget.rstrip("%")) / 100
     cases = [models.CASES[name] for name in arguments.cases]
