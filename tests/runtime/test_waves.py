@@ -446,14 +446,14 @@ def test_close_by_a_signal_handler_while_a_wave_is_looked_at(built: Built, monke
     """In a thread that asks for numbers, at any moment of it."""
     chain = opened(built, floor(built, 3), wave=3)
     chain.run_many(several(3))
-    seconds = chain._loader._pace.seconds
+    seconds = chain._loader._meter.seconds
 
     def closing(now: float) -> float:
         if not chain._loader.owns_this_thread():
             chain.close()
         return seconds(now)
 
-    monkeypatch.setattr(chain._loader._pace, "seconds", closing)
+    monkeypatch.setattr(chain._loader._meter, "seconds", closing)
     asking, results = in_thread(chain.stats)
     asking.join(PATIENCE)
     assert results[0]["requests"] == 3
