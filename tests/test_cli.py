@@ -242,7 +242,13 @@ class TestVerbs:
         status, chain = as_json(capfd, "inspect", "four-layers", "--repository", repository)
         assert (status, chain["kind"], len(chain["blocks"])) == (0, "chain", 4)
         assert as_json(capfd, "inspect", chain["path"])[1] == chain
-        assert as_json(capfd, "inspect", f"{chain['path']}/weights.bin")[1] == chain
+        for file in ("weights.bin", "chain.json", "schedules.json"):
+            assert as_json(capfd, "inspect", f"{chain['path']}/{file}")[1] == chain
+        assert chain["schedules"] >= 1
+        assert [(part["first"], part["count"]) for part in chain["joined"]] == [(0, 4)]
+        lines = plainly(capfd, "inspect", "four-layers", repository)
+        assert any(f"for {chain['schedules']} size" in line for line in lines)
+        assert any("1 engine for a run of blocks" in line for line in lines)
         block = as_json(capfd, "inspect", f"{chain['path']}/{chain['blocks'][1]['file']}")[1]
         assert block["kind"] == "onnx"
         size = WIDTH * WIDTH * 4
@@ -386,6 +392,8 @@ class TestMistakes:
             (["run", "four-layers", "--iterations", "many"], 2, "--iterations"),
             (["run", "four-layers", "--wave", "0"], 2, "--wave"),
             (["run", "four-layers", "--wave", "-8"], 2, "--wave"),
+            (["run", "four-layers", "--wave", "65"], 2, "--wave must be 1 to 64"),
+            (["run", "four-layers", "--wave", "1000000000"], 2, "--wave must be 1 to 64"),
             (["run", "four-layers", "--wave", "1.5"], 2, "--wave"),
             (["run", "four-layers", "--wave", "8", "--iterations", "0"], 2, "--iterations"),
             (["run", "four-layers", "--wave", "8", "--budget", "4KiB"], 3, "waves"),

@@ -266,7 +266,10 @@ def test_settings_tell_where_each_came_from(write):
     assert settings["models[1].optimise"] == ("false", f"{path}:12")
     shared = [settings[f"models[{index}].{key}"][0] for index in (1, 3)
               for key in ("share", "priority", "deadline", "wave")]  # fmt: skip
-    assert shared == ["auto", "1", "none", "4", "20.0 MiB", "2.5", "100 ms", "8"]
+    assert shared == [
+        "auto", "1", "none", "4 (for the service, not used yet)",
+        "20.0 MiB", "2.5", "100 ms", "8 (for the service, not used yet)",
+    ]  # fmt: skip
 
 
 def test_choosing_a_model(write):

@@ -234,8 +234,11 @@ def test_costs_in_words_and_numbers(tmp_path: Path) -> None:
     assert len(told) == 12
     assert {(one["bytes_before"], one["bytes_after"]) for one in told} == {(32 * KIB, 16 * KIB)}
     summary, header, *rows = cost_lines(done.manifest)
+    assert "; the blocks:" in summary
+    assert [row.split()[0] for row in rows] == [one["block"] for one in told]
+    summary, header, *rows, more = cost_lines(done.manifest, 10)
     assert "the 10 of 12 blocks that change most" in summary
-    assert len(rows) == 10
+    assert (len(rows), more) == (10, "  and 2 more")
     assert {"before", "after"} <= set(header.split())
     worst = max(told, key=lambda one: one["max_rel_diff"])
     assert rows[0].split()[0] == worst["block"]

@@ -1,4 +1,4 @@
-"""Progress where there is no terminal: lines from a thread that the test drives."""
+"""Progress where there is no terminal, as lines from a thread that the test drives; and what is printed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import threading
 
 import pytest
 
-from trt_layering.terminal import Progress
+from trt_layering.errors import LayeringError
+from trt_layering.terminal import Progress, Result, Terminal
 
 
 class Beats:
@@ -96,3 +97,13 @@ def test_nobody_reads_the_lines(error):
         progress._thread.join(30)
         assert threads() == []
         progress("runs", 1, 2)
+
+
+def test_what_files_say_is_printed_and_not_obeyed(capfd):
+    terminal = Terminal(as_json=False)
+    terminal.show(Result({}, ["measured on \x1b]0;mine\x07", "→ é"]))
+    terminal.failed(LayeringError("no \x1b[2J", where="there\r", remedy="none"), 1)
+    out, err = capfd.readouterr()
+    assert out == "measured on \\x1b]0;mine\\x07\n→ é\n"
+    assert "no \\x1b[2J" in err
+    assert all(line.isprintable() for line in err.splitlines())

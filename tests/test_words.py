@@ -1,4 +1,4 @@
-"""What users give: whether it is text, and how messages quote it."""
+"""What users and files give: whether it is text, how messages quote it, and what of it reaches a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trt_layering.words import is_text, quoted
+from trt_layering.words import is_text, printable, quoted
 
 VALUES = st.recursive(
     st.one_of(st.none(), st.integers(), st.floats(), st.text(), st.binary(), st.builds(lambda: 10**5000)),
@@ -31,3 +31,13 @@ def test_text_is_what_can_name_a_file(word):
     except UnicodeEncodeError:
         named = False
     assert is_text(word) == named
+
+
+@given(st.text(st.characters(exclude_categories=[])))
+def test_nothing_reaches_a_terminal_as_a_command(text):
+    assert printable(text).isprintable()
+    assert printable(text) == text or not text.isprintable()
+
+
+def test_what_is_written_out_can_be_read():
+    assert printable("a\x1b[2Jb\n→ é") == r"a\x1b[2Jb\n→ é"

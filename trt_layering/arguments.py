@@ -128,7 +128,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     _add_inputs(parser)
     parser.add_argument("--output", metavar="FILE", help="write the outputs to a .npz (all) or .npy (the only one)")
     parser.add_argument("--iterations", type=int, metavar="N", help="how often to run (default: 1, or one wave)")
-    words = "run in waves of so many requests, each with random inputs of its own: weights are read once a wave"
+    words = "run in waves of up to 64 requests, each with random inputs of its own: weights are read once a wave"
     parser.add_argument("--wave", type=int, metavar="N", help=words)
     words = "write what was read, waited for and executed when, for ui.perfetto.dev"
     parser.add_argument("--trace", metavar="FILE.json", help=words)

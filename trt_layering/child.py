@@ -25,6 +25,7 @@ Feeds = dict[str, np.ndarray[Any, Any]]
 Work = Callable[[dict[str, Any]], Any]
 _M_MMAP_THRESHOLD = -3
 _PR_SET_PDEATHSIG = 1
+_WHERE = "a process of its own"
 
 
 def call(work: Work, task: Mapping[str, Any]) -> Any:
@@ -46,9 +47,9 @@ def call(work: Work, task: Mapping[str, Any]) -> Any:
     if done.returncode == 0 and "result" in answer:
         return answer["result"]
     raise errors.BuildError(
-        f"a process of the build {how_it_ended(done.returncode)}: {done.stderr.strip()[-2000:] or 'it said nothing'}",
+        f"a process of its own {how_it_ended(done.returncode)}: {done.stderr.strip()[-2000:] or 'it said nothing'}",
         where=work.__module__,
-        remedy="signal 9 mostly means that memory ran out: build with less --memory, or stop other programs",
+        remedy="signal 9 mostly means that memory ran out: stop other programs; a build can do with less --memory",
     )
 
 
@@ -98,10 +99,10 @@ def main() -> None:
 
 def _as_ours(error: OSError | MemoryError) -> dict[str, str]:
     if isinstance(error, MemoryError):
-        remedy = "build with less --memory, or stop other programs"
-        return {"error": "MemoryLimitError", "what": "memory ran out", "where": "checking the chain", "remedy": remedy}
+        remedy = "stop other programs; a build can do with less --memory"
+        return {"error": "MemoryLimitError", "what": "memory ran out", "where": _WHERE, "remedy": remedy}
     remedy = "free some space, or name a --repository on another drive"
-    what, where = f"the disk refused: {error.strerror or error}", str(error.filename or "checking the chain")
+    what, where = f"the disk refused: {error.strerror or error}", str(error.filename or _WHERE)
     return {"error": "BuildError", "what": what, "where": where, "remedy": remedy}
 
 

@@ -26,6 +26,7 @@ from trt_layering.shapes import format_shape
 from trt_layering.table import columns
 from trt_layering.terminal import Progress, Result, Terminal, explain, say
 from trt_layering.units import format_size
+from trt_layering.words import quoted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -113,8 +114,11 @@ def _build(model: Model, repository: str) -> dict[str, Any]:
 def run(options: argparse.Namespace) -> Result:
     """Open a chain, run it, and tell what came out, how long it took and what memory it took."""
     target = arguments.Target.of(options)
-    if options.wave is not None and options.wave < 1:
-        raise UsageError(f"--wave must be 1 or more, not {options.wave}", remedy="try 8")
+    from trt_layering.runtime.footprint import MOST_WAVE, USUAL_WAVE
+
+    if options.wave is not None and not 1 <= options.wave <= MOST_WAVE:
+        what = f"--wave must be 1 to {MOST_WAVE}, not {quoted(options.wave)}"
+        raise UsageError(what, remedy=f"try {USUAL_WAVE}")
     iterations = (options.wave or 1) if options.iterations is None else options.iterations
     if iterations < 1:
         raise UsageError(f"--iterations must be 1 or more, not {iterations}")
@@ -146,14 +150,12 @@ def _run(
     """The outputs of the last of `iterations` requests, and the seconds that each took; in a wave, its share. In waves,
     each has random inputs of its own."""
     seconds: list[float] = []
-    feeds = _feeds(options, chain.inputs, 0)
+    alone = None if options.wave else _feeds(options, chain.inputs)
     while len(seconds) < iterations:
-        done = len(seconds)
-        wave = [feeds]
-        if options.wave:
-            wave = [_feeds(options, chain.inputs, n) for n in range(done, min(done + options.wave, iterations))]
+        numbers = range(len(seconds), min(len(seconds) + (options.wave or 1), iterations))
+        wave = [_feeds(options, chain.inputs, number) if alone is None else alone for number in numbers]
         begin = time.perf_counter()
-        outputs = chain.run_many(wave, wave=options.wave)[-1] if options.wave else chain.run(feeds)
+        outputs = chain.run_many(wave, wave=options.wave)[-1] if alone is None else chain.run(alone)
         seconds += [(time.perf_counter() - begin) / len(wave)] * len(wave)
         progress("runs", len(seconds), iterations)
     return outputs, seconds

@@ -1,7 +1,8 @@
 """YAML deployments as typed values: which models, where they are built, in how much memory.
 
-May import errors, shapes, units, words and the page size. Anything in a file that is unknown, misspelt, of the wrong
-type or out of range raises ConfigError with file, line and field; nothing is guessed and nothing is ignored.
+May import errors, shapes, units, words, the page size and the largest wave. Anything in a file that is unknown,
+misspelt, of the wrong type or out of range raises ConfigError with file, line and field; nothing is guessed and nothing
+is ignored.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import msgspec
 import yaml
 
 from trt_layering.errors import ConfigError, ModelError, UsageError
+from trt_layering.runtime.footprint import MOST_WAVE
 from trt_layering.shapes import ShapeRange
 from trt_layering.store.manifest import PAGE
 from trt_layering.units import format_seconds, format_size, parse_seconds, parse_size
@@ -31,6 +33,8 @@ AUTO = "auto"
 _EXAMPLES = "see configs/ for examples"
 _NOT_YET = {("backend", "tensorrt"): "auto or onnxruntime", ("precision", "fp16"): "fp32"}
 """Keys with words that are known and cannot be had yet, and what to say instead."""
+_UNUSED = ("wave",)
+"""Keys of what is to come: checked, and nothing reads them yet."""
 _PLAIN_WORDS = {
     "`object`": "a mapping",
     "`array`": "a list",
@@ -106,7 +110,8 @@ class Model(_Section, frozen=True):
     """One model: where its ONNX file is, how its chain is built, and what it gets of what models share.
 
     `onnx` is a path, or `package:ddddocr/common.onnx` for a file inside an installed package. `share`, `priority` and
-    `deadline` are for `sharing.division`; `wave` is the most requests that are executed together.
+    `deadline` are for `sharing.division`; `wave` is the most requests that are executed together, for the service;
+    nothing reads it yet.
     """
 
     name: Annotated[str, msgspec.Meta(pattern=_NAME)]
@@ -123,7 +128,7 @@ class Model(_Section, frozen=True):
     share: Share = Share(0)
     priority: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 1.0
     deadline: Duration | None = None
-    wave: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
+    wave: Annotated[int, msgspec.Meta(ge=1, le=MOST_WAVE)] = 4
 
     def for_build(self) -> dict[str, Any]:
         """The arguments that `build` takes, all but the repository. UsageError for what cannot be built yet, ModelError
@@ -199,7 +204,8 @@ class Config:
         else:
             line = self.lines.get(path)
             origin = "default" if line is None else f"{self.path}:{line}"
-            return [Setting(path, _words(value), origin)]
+            later = " (for the service, not used yet)" if path.rpartition(".")[2] in _UNUSED else ""
+            return [Setting(path, f"{_words(value)}{later}", origin)]
         return [setting for part_path, part in parts for setting in self._walk(part, part_path)]
 
 

@@ -16,19 +16,30 @@ from typing import Any
 import msgspec
 import onnx_ir as ir
 
-from trt_layering.errors import CorruptError, UsageError
+from trt_layering.errors import CorruptError, StoreError, UsageError
 from trt_layering.graph.stored import StoredTensor
 from trt_layering.profiling import describe
 from trt_layering.runtime.footprint import Footprint
 from trt_layering.shapes import format_shape
-from trt_layering.store.manifest import MANIFEST_FILE, WEIGHTS_FILE, Chain, Value, read_manifest, resolve
+from trt_layering.store.manifest import (
+    MANIFEST_FILE,
+    MANIFEST_LIMIT,
+    SCHEDULES_FILE,
+    WEIGHTS_FILE,
+    Chain,
+    Part,
+    Value,
+    open_plain,
+    read_manifest,
+    resolve,
+)
 from trt_layering.table import columns
 from trt_layering.units import format_size
 
 _PLAN_MAGIC = b"ftrt"
 _PLAN_VERSION = slice(24, 28)
 _MOST_OPERATORS = 12
-_MOST_COSTS = 10
+_MOST_COSTS = 10  # blocks
 _MOST_NAMES = 3
 
 
@@ -58,12 +69,25 @@ def _file(path: Path) -> Report:
         head = file.read(64)
     if head.startswith(_PLAN_MAGIC):
         return _plan(path, head)
-    if path.name in (MANIFEST_FILE, WEIGHTS_FILE):
+    if path.name in (MANIFEST_FILE, SCHEDULES_FILE, WEIGHTS_FILE):
         return _chain(path.parent)
     if path.suffix == ".onnx":
         return _onnx(path)
     remedy = f"name a chain, its folder, {MANIFEST_FILE}, an .onnx file or a TensorRT plan"
     raise UsageError(f"{path.name!r} is no file of a chain", where=str(path), remedy=remedy)
+
+
+class _Table(msgspec.Struct):
+    table: list[msgspec.Raw]
+
+
+def _schedules(folder: Path) -> int | None:
+    """For how many sizes of arena `folder` has a schedule; None where it has no table, or one that cannot be read."""
+    try:
+        with open(open_plain(folder / SCHEDULES_FILE), "rb") as file:
+            return len(msgspec.json.decode(file.read(MANIFEST_LIMIT), type=_Table).table)
+    except (OSError, StoreError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return None
 
 
 def _plan(path: Path, head: bytes) -> Report:
@@ -89,6 +113,7 @@ def _chain(folder: Path) -> Report:
         "inputs": [_value(value) for value in chain.inputs],
         "outputs": [_value(value) for value in chain.outputs],
         "blocks": [_block(chain, index) for index in range(len(chain.blocks))],
+        "joined": [_joined(part) for part in chain.joined], "schedules": _schedules(folder),
         "check": {"max_abs_diff": chain.check.max_abs_diff, "max_abs_output": chain.check.max_abs_output},
         "profile": msgspec.to_builtins(chain.profile),
         "weights": chain.weights, "narrowed": costs(chain),
@@ -107,6 +132,8 @@ def _chain_lines(chain: Chain, footprint: Footprint, data: dict[str, Any]) -> li
             "weights",
             f"{chain.weights}, {format_size(chain.weights_bytes)} in blocks of up to {format_size(chain.block_size)}",
         ),
+        ("joined", _joined_text(len(chain.joined))),
+        ("schedules", _schedules_text(data["schedules"])),
         ("floor", f"{format_size(footprint.floor)}: {parts}"),
         ("all in memory", format_size(footprint.resident)),
         ("check", f"differs from the uncut model by {chain.check.max_abs_diff:.3g}"),
@@ -124,7 +151,7 @@ def _chain_lines(chain: Chain, footprint: Footprint, data: dict[str, Any]) -> li
         )
         for block in data["blocks"]
     ]
-    costs_too = ["", *cost_lines(chain)] if chain.narrowed else []
+    costs_too = ["", *cost_lines(chain, _MOST_COSTS)] if chain.narrowed else []
     return [*columns(facts), "", *columns(blocks), *costs_too]
 
 
@@ -142,14 +169,15 @@ def costs(chain: Chain) -> list[dict[str, Any]]:
     return told
 
 
-def cost_lines(chain: Chain) -> list[str]:
-    """The same for people: all of it in a line, and the blocks that it changed most."""
+def cost_lines(chain: Chain, most: int | None = None) -> list[str]:
+    """The same for people: all of it in a line, then block by block, or only the `most` blocks that it changed most."""
     told = costs(chain)
     if not told:
         return []
-    worst = sorted(told, key=lambda one: (-one["max_rel_diff"], -len(one["kept"])))[:_MOST_COSTS]
+    worst = sorted(told, key=lambda one: (-one["max_rel_diff"], -len(one["kept"])))
+    shown = told if most is None else worst[:most]
     kept = {name for one in told for name in one["kept"]}
-    which = f"the {len(worst)} of {len(told)} blocks that change most" if len(worst) < len(told) else "the blocks"
+    which = f"the {most} of {len(told)} blocks that change most" if len(shown) < len(told) else "the blocks"
     summary = (
         f"weights in {chain.weights} change a block's output by {worst[0]['max_rel_diff']:.2g} of its largest value at "
         f"most; {len(kept) or 'no'} {'weight stays' if len(kept) == 1 else 'weights stay'} float32; {which}:"
@@ -163,9 +191,10 @@ def cost_lines(chain: Chain) -> list[str]:
             f"{one['max_rel_diff']:.2g}",
             _first(one["kept"]),
         )
-        for one in worst
+        for one in shown
     ]
-    return [summary, *(f"  {line}" for line in columns(rows))]
+    more = [f"  and {len(told) - len(shown)} more"] if len(shown) < len(told) else []
+    return [summary, *(f"  {line}" for line in columns(rows)), *more]
 
 
 def _block(chain: Chain, index: int) -> dict[str, Any]:
@@ -178,6 +207,20 @@ def _block(chain: Chain, index: int) -> dict[str, Any]:
         "execute_ms": seconds[index] * 1e3 if seconds else None,
         "inputs": [_value(value) for value in block.inputs], "outputs": [_value(value) for value in block.outputs],
     }  # fmt: skip
+
+
+def _joined(part: Part) -> dict[str, Any]:
+    return {"name": part.block.name, "file": part.block.file, "first": part.first, "count": part.count}
+
+
+def _joined_text(count: int) -> str:
+    return "1 engine for a run of blocks" if count == 1 else f"{count or 'no'} engines for runs of blocks"
+
+
+def _schedules_text(count: int | None) -> str:
+    if count is None:
+        return "none that can be read: made when the chain is opened"
+    return f"for {count} {'size' if count == 1 else 'sizes'} of arena"
 
 
 def _size(block: dict[str, Any]) -> str:

@@ -1,7 +1,8 @@
 """What the command line prints and where: results, errors in words, the one object of --json, and progress.
 
-May import errors; rich where progress is shown on a terminal. Errors that are none of ours become one. A reader who has
-gone is no error, and nothing else about standard error is; a result that cannot be written is one.
+May import errors and words; rich where progress is shown on a terminal. Errors that are none of ours become one. A
+reader who has gone is no error, and nothing else about standard error is; a result that cannot be written is one. What
+is printed may quote files of others: control characters are written out.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TextIO
 
 from trt_layering.errors import BudgetError, LayeringError, MemoryLimitError
+from trt_layering.words import printable
 
 NOBODY_READS = 141
 _SECONDS_BETWEEN_LINES = 3.0
@@ -174,7 +176,7 @@ class Terminal:
 
     def failed(self, error: LayeringError, status: int) -> int:
         """Print `error`; the status to leave with, which is `status` as long as somebody reads."""
-        say(f"error: {error}\n", sys.stderr)
+        say("".join(f"{printable(line)}\n" for line in f"error: {error}".split("\n")), sys.stderr)
         told: dict[str, Any] = {
             "kind": type(error).__name__, "what": error.what, "where": error.where, "remedy": error.remedy
         }  # fmt: skip
@@ -186,7 +188,7 @@ class Terminal:
     def _text(self, data: Mapping[str, Any], lines: Sequence[str]) -> str:
         if self._as_json:
             return json.dumps(_plain(data), allow_nan=False) + "\n"
-        return "".join(f"{line}\n" for line in lines)
+        return "".join(f"{printable(line)}\n" for line in lines)
 
 
 def _open_closed_streams() -> None:

@@ -1,4 +1,5 @@
-"""What users give: whether it is text at all, and how a message quotes it. Imports nothing of ours and cannot fail."""
+"""What users and files give: whether it is text at all, how a message quotes it, and what of it may reach a terminal.
+Imports nothing of ours and cannot fail."""
 
 from __future__ import annotations
 
@@ -15,6 +16,11 @@ def quoted(value: object) -> str:
         return _SHORT.repr(value)
     except ValueError:  # Python refuses to write out numbers of thousands of digits
         return f"a huge {type(value).__name__}"
+
+
+def printable(text: str) -> str:
+    """`text` with all that a terminal could take for a command, or a line for its end, written out as an escape."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def is_text(word: str) -> bool:

@@ -15,7 +15,7 @@ def point(subject: str, budget: int | None, memory: float, median: float, **chan
         "bytes_read_per_inference": 5 * MIB, "stall_share": 0.25, "peak_bytes": int(memory * MIB),
         "running_bytes": int(memory * MIB), "peak_reduction_one_copy": 0.5, "peak_reduction_two_copies": 0.75,
         "weights_in_memory_bytes": None, "weights_reduction_one_copy": None, "weights_reduction_two_copies": None,
-        "fallbacks": [],
+        "fallbacks": [], "predicted_ms": None, "prediction_error": None,
         **changes,
     }  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from tests.store import samples
 from trt_layering import child
 from trt_layering.bench import results, subjects, sweep
 from trt_layering.bench.worker import EndedError
-from trt_layering.errors import BackendError, MemoryLimitError
+from trt_layering.bench.workspace import workspace
+from trt_layering.errors import BackendError, BuildError, MemoryLimitError
 from trt_layering.runtime.footprint import Footprint
 from trt_layering.store.manifest import Chain, read_manifest
 
@@ -50,7 +52,7 @@ class Held:
             "seconds": [SECONDS[self.kind]] * request["iterations"], "bytes_read": 1000 * request["iterations"],
             "stall_seconds": 0.005 * request["iterations"] if streams else None, "mode": "ring" if streams else None,
             "weights_in_memory_bytes": self.budget // 2 if streams else None, "running_bytes": LIBRARIES + MIB,
-            "fallbacks": [],
+            "fallbacks": [], "predicted_seconds": 0.015 if streams else None,
         }  # fmt: skip
 
     def close(self) -> None:
@@ -67,6 +69,7 @@ class Bench:
             model=Path("model.onnx"), feeds={"x": np.ones((1, 3, 4), np.float32)}, iterations=4, rounds=2, loader={},
         )  # fmt: skip
         self.fails: dict[str, Exception] = {}
+        self.unprepared: Exception | None = None
         self.answer: Callable[[str], np.ndarray[Any, Any]] = lambda kind: np.ones(3, np.float32)
 
     def start(self, label: str, task: Mapping[str, Any], *_: Any) -> Held:
@@ -75,6 +78,8 @@ class Bench:
         return Held(task, self.log, self.answer)
 
     def call(self, work: child.Work, task: Mapping[str, Any]) -> Any:
+        if work is subjects.prepare_mapped and self.unprepared is not None:
+            raise self.unprepared
         return {subjects.imported: LIBRARIES, subjects.traced: found.timeline()}.get(work)  # type: ignore[call-overload]
 
     def run(self, **changes: Any) -> dict[str, Any]:
@@ -128,6 +133,9 @@ def test_every_subject_at_every_budget_with_its_numbers(bench: Bench) -> None:
     assert chain["ratio"] == pytest.approx(2.0)
     assert chain["bytes_read_per_inference"] == 1000
     assert chain["stall_share"] == pytest.approx(0.25)
+    assert (chain["predicted_ms"], chain["prediction_error"]) == (pytest.approx(15), pytest.approx(-0.25))
+    assert at["memory", None]["predicted_ms"] is at["memory", None]["prediction_error"] is None
+    assert any("15.00 ms (-25.0%)" in line for line in results.table(result))
     assert (chain["peak_bytes"], chain["running_bytes"]) == (BUDGETS[0], MIB)
     assert chain["weights_reduction_one_copy"] == 1 - chain["weights_in_memory_bytes"] / weights
     assert chain["weights_reduction_two_copies"] == 1 - chain["weights_in_memory_bytes"] / (2 * weights)
@@ -182,6 +190,44 @@ def test_without_memory_groups_the_mapped_model_is_left_out_in_words(
     result = bench.run()
     assert "mapped" not in {point["subject"] for point in result["points"]}
     assert any("mapped is left out: no memory cgroup could be made" in note for note in result["notes"])
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (BuildError("a process of its own was ended by signal 9: it said nothing"), "ended by signal 9"),
+        (
+            BuildError("a process of its own ended with status 1: Traceback:\n  line 5\nFail: bad"),
+            "status 1.* … Fail: bad",
+        ),
+        (BackendError("ONNX Runtime refused: no kernel"), "no kernel"),
+        (OSError(28, "No space left on device"), "No space left"),
+    ],
+)
+def test_a_mapped_model_that_cannot_be_prepared_is_left_out_in_words(
+    bench: Bench, tmp_path: Path, error: Exception, words: str
+) -> None:
+    bench.unprepared = error
+    result = bench.run()
+    assert {point["subject"] for point in result["points"]} == subjects.SUBJECTS.keys() - {"mapped"}
+    [note] = [note for note in result["notes"] if "mapped is left out" in note]
+    assert re.search(words, note)
+    assert "\n" not in note
+    assert not list(tmp_path.glob(".bench-*"))
+
+
+def test_what_killed_benches_left_is_removed_and_said(bench: Bench, tmp_path: Path) -> None:
+    left = tmp_path / ".bench-1-abc"
+    left.mkdir()
+    (left / "optimised.onnx.data").write_bytes(b"x")
+    (tmp_path / ".bench-file").touch()
+    with workspace(tmp_path) as of_a_living_one:
+        result = bench.run(against=[])
+        assert of_a_living_one.is_dir()
+    assert (left.exists(), of_a_living_one.exists(), (tmp_path / ".bench-file").exists()) == (False, False, True)
+    assert [note for note in result["notes"] if "removed" in note] == [
+        "removed .bench-1-abc, left by a bench that was killed"
+    ]
 
 
 def test_alone_the_chain_is_its_own_measure(bench: Bench) -> None:

@@ -17,7 +17,7 @@ from tests import real_models
 from tests.graph import strategies
 from tests.graph.execution import assert_same, check, cut, from_proto, run, run_chain
 from trt_layering.errors import ModelError
-from trt_layering.graph.blocks import Cutter, extract, used_initializers
+from trt_layering.graph.blocks import Cutter, extract
 from trt_layering.graph.cuts import choose_cuts, dim_size, find_cuts
 from trt_layering.graph.model import infer_shapes, normalise, open_model
 
@@ -32,6 +32,11 @@ def prepared(source: onnx.ModelProto | str) -> ir.Model:
 
 def names(values: object) -> list[str]:
     return [value.name for value in values]  # type: ignore[attr-defined]
+
+
+def used_initializers(block: ir.Model) -> list[str]:
+    """Names of the initializers that some node of `block` reads, in subgraphs too, in the block's order."""
+    return [name for name, value in block.graph.initializers.items() if value.uses()]
 
 
 # ------------------------------------------------------------------------------------------------------ the same bits

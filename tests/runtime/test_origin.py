@@ -180,6 +180,15 @@ def test_a_profile_from_elsewhere_is_told_in_one_sentence(tmp_path, change, word
     assert said.endswith(f": run trt-layering profile ocr --repository '{tmp_path}/my engines'")
 
 
+def test_what_a_store_from_elsewhere_says_is_printable(tmp_path):
+    hostile = {"machine": {"processor": "Z80\x1b[2J", "cores": "1\r"}, "drive": "OLD\x9b1\n\u202e"}
+    [said] = origin.measured_elsewhere(msgspec.structs.replace(UNMEASURED, **hostile), tmp_path)
+    assert said.isprintable()
+    assert r"Z80\x1b[2J, 1\r cores" in said
+    assert r"OLD\x9b1\n\u202e" in said
+    assert origin.words(hostile["machine"]) == r"Z80\x1b[2J, 1\r cores"
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder = tmp_path_factory.mktemp("built")

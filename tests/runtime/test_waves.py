@@ -26,7 +26,7 @@ from trt_layering import building
 from trt_layering.building import Built, build
 from trt_layering.errors import BackendError, BudgetError, ClosedError, InputError, ReadError, UsageError
 from trt_layering.runtime import supply
-from trt_layering.runtime.footprint import Footprint
+from trt_layering.runtime.footprint import MOST_WAVE, Footprint
 from trt_layering.store.manifest import PAGE, write_manifest
 from trt_layering.store.reader import WeightFile
 
@@ -275,9 +275,9 @@ def test_room_for_a_wave_raises_the_floor(built: Built) -> None:
         opened(built, needs.floor - 1, wave=4)
     assert (caught.value.floor, caught.value.parts) == (needs.floor, needs.parts)
     assert caught.value.parts["waves"] == 3 * 8192
-    most = Footprint.of(built.manifest, 10**9)
+    most = Footprint.of(built.manifest, MOST_WAVE)
     assert most.floor == most.fixed + most.weights, "where all weights fit, a wave needs nothing more"
-    with opened(built, most.floor, wave=10**9) as chain:
+    with opened(built, most.floor, wave=MOST_WAVE) as chain:
         assert len(chain.run_many(several(3))) == 3
 
 
@@ -291,10 +291,10 @@ def test_a_floor_that_waves_make_says_what_would_lower_it(built: Built) -> None:
 # ---------------------------------------------------------------------------------------------------------- bad input
 
 
-@pytest.mark.parametrize("wave", [0, -1, True, False, 2.0, "8", None, [8]])
+@pytest.mark.parametrize("wave", [0, -1, True, False, 2.0, "8", None, [8], MOST_WAVE + 1, 10**9])
 def test_waves_that_are_none(built: Built, wave: Any) -> None:
     with opened(built) as chain:
-        with pytest.raises(UsageError, match="a wave is 1 request or more") as caught:
+        with pytest.raises(UsageError, match="a wave is 1 to 64 requests, not") as caught:
             chain.run_many(several(1), wave=wave)
         assert caught.value.remedy
         with pytest.raises(UsageError):
@@ -446,14 +446,14 @@ def test_close_by_a_signal_handler_while_a_wave_is_looked_at(built: Built, monke
     """In a thread that asks for numbers, at any moment of it."""
     chain = opened(built, floor(built, 3), wave=3)
     chain.run_many(several(3))
-    seconds = chain._loader._pace.seconds
+    seconds = chain._loader._meter.seconds
 
     def closing(now: float) -> float:
         if not chain._loader.owns_this_thread():
             chain.close()
         return seconds(now)
 
-    monkeypatch.setattr(chain._loader._pace, "seconds", closing)
+    monkeypatch.setattr(chain._loader._meter, "seconds", closing)
     asking, results = in_thread(chain.stats)
     asking.join(PATIENCE)
     assert results[0]["requests"] == 3

@@ -330,11 +330,6 @@ def _mark_inferences(rows: Sequence[Axes], timeline: Mapping[str, Any]) -> None:
         place = rows[0].get_xaxis_transform()
         colour = _darker(_SHADES[sweep % 2][0])
         rows[0].text(
-            (begin + last) / 2,
-            1.05,
-            f"inference {sweep + 1}",
-            transform=place,
-            ha="center",
-            weight="bold",
+            (begin + last) / 2, 1.05, f"inference {sweep + 1}", transform=place, ha="center", weight="bold",
             color=colour,
-        )
+        )  # fmt: skip

@@ -1,6 +1,6 @@
 """Plain ONNX Runtime over the uncut model: in memory, and mapped from its file. Imports onnxruntime in functions only.
 
-What ONNX Runtime raises comes as BackendError or MemoryLimitError from `in_memory`, as it is from the others.
+What ONNX Runtime raises comes as BackendError or MemoryLimitError, from `mapped_session` as it is.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ def optimise(model: str, target: str) -> None:
     """Writes `model`, optimised with its real weights, to `target` with external data beside it."""
     import onnxruntime as ort
 
+    from trt_layering.backends.onnxruntime.runtime import reported
+
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.log_severity_level = 3
@@ -38,7 +40,8 @@ def optimise(model: str, target: str) -> None:
     external = "session.optimized_model_external_initializers"
     options.add_session_config_entry(f"{external}_file_name", f"{Path(target).name}.data")
     options.add_session_config_entry(f"{external}_min_size_in_bytes", _LEAST_EXTERNAL)
-    ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    with reported(f"the uncut model {model}"):
+        ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 def mapped_session(model: str, level: str) -> ort.InferenceSession:

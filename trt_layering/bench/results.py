@@ -28,6 +28,7 @@ class Samples:
     running_bytes: int = 0
     weights_in_memory_bytes: int | None = None
     mode: str | None = None
+    predicted_seconds: float | None = None
     fallbacks: list[str] = field(default_factory=list)
 
     def add(self, turn: Mapping[str, Any], libraries: int) -> None:
@@ -39,6 +40,7 @@ class Samples:
         self.running_bytes = max(self.running_bytes, turn["running_bytes"] - libraries)
         self.peak_bytes = max(self.peak_bytes, self.running_bytes)
         self.weights_in_memory_bytes, self.mode = turn["weights_in_memory_bytes"], turn["mode"]
+        self.predicted_seconds = turn["predicted_seconds"]
         self.fallbacks = list(turn["fallbacks"])
 
 
@@ -49,13 +51,16 @@ def percentile(samples: Sequence[float], part: float) -> float:
 
 def point(subject: str, budget: int | None, samples: Samples, weights: int, baseline: Sequence[float] | None) -> Point:
     """One row of the results. `weights` is what all weights take; `baseline` what the subject that everything is
-    compared with took in the same rounds, in seconds."""
+    compared with took in the same rounds, in seconds. `prediction_error` is by how much the predicted time exceeds the
+    median, as a part of this; both are None where nothing was predicted."""
     median = statistics.median(samples.seconds)
-    stalled = samples.stall_seconds
+    stalled, predicted = samples.stall_seconds, samples.predicted_seconds
     return {
         "subject": subject, "budget_bytes": budget, "mode": samples.mode, "samples": len(samples.seconds),
         "median_ms": median * 1e3, "p99_ms": percentile(samples.seconds, 0.99) * 1e3,
         "min_ms": min(samples.seconds) * 1e3, "ratio": median / statistics.median(baseline) if baseline else None,
+        "predicted_ms": None if predicted is None else predicted * 1e3,
+        "prediction_error": None if predicted is None else predicted / median - 1,
         "bytes_read_per_inference": samples.bytes_read // len(samples.seconds),
         "stall_share": None if stalled is None else min(1.0, stalled / sum(samples.seconds)),
         "peak_bytes": samples.peak_bytes, "running_bytes": samples.running_bytes,
@@ -75,12 +80,13 @@ def reductions(what: str, taken: int | None, weights: int) -> dict[str, float | 
 
 def table(result: Mapping[str, Any]) -> list[str]:
     """The results as lines for a person."""
-    header = ("budget", "what", "median", "p99", "ratio", "memory", "under weights once", "twice", "read")
+    header = ("budget", "what", "median", "p99", "predicted", "ratio", "memory", "under weights once", "twice", "read")
     points = sorted(result["points"], key=lambda p: (p["budget_bytes"] or math.inf, list(SUBJECTS).index(p["subject"])))
     lines = columns([header, *(_row(one) for one in points)])
     weights, against = format_size(result["weights_bytes"]), SUBJECTS[result["baseline"]].label
     return [
         *lines,
+        "predicted: what the profile says of a run, and by how much that exceeds the median",
         f"memory: the process's highest beside its imported libraries; weights once: {weights}; twice: as where host",
         f"and device have a copy each; in ratio to: {against}",
         *(f"note: {note}" for note in [*result["notes"], *_fallbacks(points)]),
@@ -97,6 +103,12 @@ def _fallbacks(points: Sequence[Point]) -> list[str]:
     return list(kinds.values())
 
 
+def _predicted(one: Point) -> str:
+    if one["predicted_ms"] is None:
+        return ""
+    return f"{one['predicted_ms']:.2f} ms ({one['prediction_error']:+.1%})"
+
+
 def _row(one: Point) -> tuple[str, ...]:
     def percent(key: str) -> str:
         return "" if one[key] is None else f"{one[key]:.1%}"
@@ -106,6 +118,7 @@ def _row(one: Point) -> tuple[str, ...]:
         SUBJECTS[one["subject"]].label,
         f"{one['median_ms']:.2f} ms",
         f"{one['p99_ms']:.2f} ms",
+        _predicted(one),
         "" if one["ratio"] is None else f"x {one['ratio']:.3f}",
         format_size(one["peak_bytes"]),
         percent("peak_reduction_one_copy"),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _WARM_UPS = 2
 _TRACED_AFTER = 3  # sweeps
 _TRACED = 6
+_TOLD = ("bytes_read", "stall_seconds", "mode", "fallbacks", "predicted_seconds")  # of a chain's stats
 _SETTLED_SECONDS = 0.03
 _MOST_SETTLING_SECONDS = 3.0
 
@@ -85,7 +86,7 @@ class _Chain:
 
     def counters(self) -> dict[str, Any]:
         stats = self.chain.stats()
-        told = {key: stats[key] for key in ("bytes_read", "stall_seconds", "mode", "fallbacks")}
+        told = {key: stats[key] for key in _TOLD}
         return {**told, "weights_in_memory_bytes": max(stats["arena_bytes"], stats["resident_bytes"])}
 
     def settle(self) -> None:
@@ -114,7 +115,7 @@ class _Session:
 
     def counters(self) -> dict[str, Any]:
         return {"bytes_read": _bytes_from_drives(), "stall_seconds": None, "mode": None, "fallbacks": [],
-                "weights_in_memory_bytes": None}  # fmt: skip
+                "predicted_seconds": None, "weights_in_memory_bytes": None}  # fmt: skip
 
     def settle(self) -> None:
         """It works only when it is run."""

@@ -18,14 +18,15 @@ from typing import Any, Protocol
 
 from trt_layering import child
 from trt_layering.bench import subjects
-from trt_layering.bench.caches import drop_caches
+from trt_layering.bench.caches import drop_pages
 from trt_layering.bench.cgroup import MemoryGroup
 from trt_layering.bench.plain import PROCESS_BYTES
 from trt_layering.bench.results import Samples, point
 from trt_layering.bench.subjects import CHAIN, SUBJECTS, Subject
 from trt_layering.bench.worker import EndedError, Worker
+from trt_layering.bench.workspace import remove_left, workspace
 from trt_layering.compare import TOLERANCE, difference
-from trt_layering.errors import BackendError, MemoryLimitError
+from trt_layering.errors import BackendError, LayeringError, MemoryLimitError
 from trt_layering.runtime.footprint import Footprint
 from trt_layering.store.manifest import Chain, resolve
 from trt_layering.units import format_size
@@ -114,6 +115,8 @@ class _Sweep:
     def measured(self) -> dict[str, Any]:
         """The whole result."""
         request = self._request
+        left = remove_left(request.repository)
+        self._notes += [f"removed {name}, left by a bench that was killed" for name in left]
         with contextlib.ExitStack() as stack:
             mapped = stack.enter_context(self._mapped_copy())
             holding = self._opened([s for s in SUBJECTS.values() if not s.for_each_budget], 0, None, stack)
@@ -163,20 +166,20 @@ class _Sweep:
     @contextlib.contextmanager
     def _mapped_copy(self) -> Iterator[Path | None]:
         """The uncut model, optimised, with its weights in a file that can be mapped, on the chain's drive; None, and a
-        note, where it or a memory group cannot be had."""
+        note, where it or a memory group cannot be had, whatever the reason."""
         if "mapped" not in self._against:
             yield None
             return
         with contextlib.ExitStack() as stack:
             try:
                 MemoryGroup(PROCESS_BYTES).close()
-                folder = tempfile.TemporaryDirectory(prefix=".bench-", dir=self._request.repository)
-                path = Path(stack.enter_context(folder)) / "optimised.onnx"
+                path = stack.enter_context(workspace(self._request.repository)) / "optimised.onnx"
                 self._progress("preparing the mapped model", 0, 0)
-                task = {"model": str(self._request.model), "target": str(path.resolve())}
+                task = {"model": str(self._request.model), "target": str(path)}
                 self._call(subjects.prepare_mapped, task)
-            except OSError as error:
-                self._leave_out(SUBJECTS["mapped"], str(error))
+            except (OSError, LayeringError) as error:
+                lines = str(error.what if isinstance(error, LayeringError) else error).splitlines()
+                self._leave_out(SUBJECTS["mapped"], " … ".join(dict.fromkeys((lines[0], lines[-1]))))
                 path = None
             yield path
 
@@ -207,7 +210,7 @@ class _Sweep:
         task = {"kind": subject.name, "feeds": str(self._work / "feeds.npz")}
         if mapped is None:
             return self._start(label, {**task, "model": str(self._request.model)})
-        drop_caches(mapped.parent)
+        drop_pages(mapped.parent)
         group = stack.enter_context(MemoryGroup(budget + PROCESS_BYTES))
         return self._start(label, {**task, "model": str(mapped)}, group, _MAPPED_PATIENCE)
 

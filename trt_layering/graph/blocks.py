@@ -80,8 +80,3 @@ class Cutter:
 def extract(model: ir.Model, start: int, stop: int) -> ir.Model:
     """`Cutter(model).extract(start, stop)`, for a single block; linear in the size of the model."""
     return Cutter(model).extract(start, stop)
-
-
-def used_initializers(block: ir.Model) -> list[str]:
-    """Names of the initializers that some node of `block` reads, in subgraphs too, in the block's order."""
-    return [name for name, value in block.graph.initializers.items() if value.uses()]

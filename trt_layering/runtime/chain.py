@@ -151,7 +151,6 @@ class Chain:
             self._notes["profile"] = note
         if scheduled and scheduled.fallback:
             self._notes["schedule"] = scheduled.fallback
-
         self._predicted = scheduled.choice.seconds if scheduled else manifest.profile.whole_seconds or None
         self._logged: set[str] = set()
         self._closing = self._release_after_run = False
@@ -212,9 +211,9 @@ class Chain:
         return results
 
     def run_many(self, feeds: Sequence[Mapping[str, Any]], *, wave: int = USUAL_WAVE) -> list[dict[str, Array]]:
-        """An inference for each of `feeds`, in waves of up to `wave`: each block executes for all requests of a wave
-        while its weights are there, so that these are read once a wave. Returns what `run` returns for each, in order
-        and bit for bit; shapes may differ from request to request.
+        """An inference for each of `feeds`, in waves of up to `wave`, 64 at most: each block executes for all requests
+        of a wave while its weights are there, so that these are read once a wave. Returns what `run` returns for each,
+        in order and bit for bit; shapes may differ from request to request.
 
         A wave's activations must fit the budget beside the arena: where that leaves room for fewer, since
         `open_chain(wave=...)` asked for less, waves are smaller, which the log and `stats` say. Answers are the

@@ -1,5 +1,5 @@
 """What a chain needs in memory, known from its manifest before anything is opened. May import the manifest,
-units and `backends`.
+units, words and `backends`.
 
 A budget under the floor raises BudgetError, which carries the floor and its parts.
 """
@@ -16,10 +16,12 @@ from trt_layering.runtime.activations import Packing
 from trt_layering.runtime.meter import available_bytes
 from trt_layering.store.manifest import PAGE, Chain, read_manifest, resolve
 from trt_layering.units import format_size
+from trt_layering.words import quoted
 
 _PACKED_PERCENT = 2
 """By how much prepacked weights are larger than they are in the store, rounded up."""
 USUAL_WAVE = 8
+MOST_WAVE = 64
 
 
 @dataclass(frozen=True)
@@ -139,8 +141,8 @@ class Footprint:
 
 def checked_wave(wave: Any) -> int:
     """`wave`, if so many requests can make a wave; UsageError if not."""
-    if isinstance(wave, bool) or not isinstance(wave, int) or wave < 1:
-        raise UsageError(f"a wave is 1 request or more, not {wave!r}", remedy=f"try {USUAL_WAVE}")
+    if isinstance(wave, bool) or not isinstance(wave, int) or not 1 <= wave <= MOST_WAVE:
+        raise UsageError(f"a wave is 1 to {MOST_WAVE} requests, not {quoted(wave)}", remedy=f"try {USUAL_WAVE}")
     return wave
 
 

@@ -19,16 +19,15 @@ from typing import Literal, NamedTuple, get_args
 
 from trt_layering.errors import ClosedError, LayeringError, ReadError, UsageError
 from trt_layering.runtime.arena import Arena
-from trt_layering.runtime.pace import Pace, usual_seconds
+from trt_layering.runtime.pace import ReadMeter, usual_seconds
 from trt_layering.runtime.trace import ReadEvent, Trace
 from trt_layering.schedule.residency import Read, Schedule
-from trt_layering.store.manifest import UNMEASURED, Extent, Profile
+from trt_layering.store.manifest import PAGE, UNMEASURED, Extent, Profile
 from trt_layering.store.reader import WeightFile, verify_extent
 from trt_layering.units import parse_size
 
 Verify = Literal["first", "always", "never"]
 DirectIO = Literal["auto", "always", "never"]
-_PAGE = 4096
 
 
 @dataclass(frozen=True)
@@ -59,9 +58,9 @@ class LoaderOptions:
             raise UsageError(
                 f"threads must be 1 to 64 or auto, not {self.threads!r}", where="loader options", remedy="try auto"
             )
-        if self.read_bytes % _PAGE:
+        if self.read_bytes % PAGE:
             raise UsageError(
-                f"read_size must be a multiple of {_PAGE} bytes, not {self.read_size!r}",
+                f"read_size must be a multiple of {PAGE} bytes, not {self.read_size!r}",
                 where="loader options", remedy="try 4MiB",
             )  # fmt: skip
 
@@ -129,7 +128,7 @@ class Loader:
         self._stopping = False
         self._error: LayeringError | None = None
         self._checked: set[int] = set()
-        self._pace = Pace()
+        self._meter = ReadMeter()
         self.bytes_read = 0
         self._threads = [
             threading.Thread(target=self._work, args=[n], name=f"trt-layering-loader-{n}", daemon=True)
@@ -144,17 +143,17 @@ class Loader:
     @property
     def read_seconds(self) -> float:
         """Seconds in which at least one read was under way."""
-        return self._pace.seconds(self._clock())
+        return self._meter.seconds(self._clock())
 
     @property
     def slow_reads(self) -> int:
         """How many stretches of reading, of 64 MiB or half a second, went at less than half the profile's rate."""
-        return self._pace.slow
+        return self._meter.slow
 
     @property
     def fallbacks(self) -> list[str]:
         """In words, the first time that the drive was slow, if it was."""
-        return [str(self._pace.first_slow)] if self._pace.first_slow else []
+        return [str(self._meter.first_slow)] if self._meter.first_slow else []
 
     def interrupt(self) -> None:
         """Give whoever waits for a block ClosedError, and let each thread end after its read. Does not wait."""
@@ -250,7 +249,7 @@ class Loader:
                     following = self._head()
                     if following is not None and self._may_begin(following):
                         self._may_read.notify()
-                    self._pace.begin(self._clock())
+                    self._meter.begin(self._clock())
                     return task
                 self._may_read.wait()
             return None
@@ -294,7 +293,7 @@ class Loader:
         read = task.read
         with self._lock:
             now = self._clock()
-            slow = self._pace.end(now, arrived, self._usual[read.extent] * arrived)
+            slow = self._meter.end(now, arrived, self._usual[read.extent] * arrived)
             self.bytes_read += arrived
             if arrived:
                 self._missing[task.g] -= 1

@@ -1,7 +1,7 @@
 """Which machine and which drive this is, so that a profile that was measured on others is noticed.
 
-Reads /proc and /sys; may import the manifest's types. Nothing here raises: what cannot be read is left out, and a drive
-of which nothing can be read is named by what is mounted, or by its device number.
+Reads /proc and /sys; may import the manifest's types, units and words. Nothing here raises: what cannot be read is left
+out, and a drive of which nothing can be read is named by what is mounted, or by its device number.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from trt_layering.store.manifest import Profile
 from trt_layering.units import format_size
+from trt_layering.words import printable
 
 _ROOT = Path("/")
 _SECTOR = 512
@@ -52,7 +53,7 @@ def measured_elsewhere(profile: Profile, folder: Path) -> list[str]:
     if profile.machine and profile.machine != (here := machine()):
         strange.append(f"another machine ({words(profile.machine)}; this one is {words(here)})")
     if profile.drive and profile.drive != (now := drive(folder)):
-        strange.append(f"another drive ({profile.drive}; this one is {now})")
+        strange.append(f"another drive ({printable(profile.drive)}; this one is {printable(now)})")
     if not strange:
         return []
     home = folder.absolute().parent
@@ -61,8 +62,8 @@ def measured_elsewhere(profile: Profile, folder: Path) -> list[str]:
 
 
 def words(of: Mapping[str, str]) -> str:
-    """What `machine` found, for people."""
-    return ", ".join(f"{value} cores" if key == "cores" else value for key, value in of.items())
+    """What `machine` found, for people; what a store says in its place, too, which may hold anything."""
+    return printable(", ".join(f"{value} cores" if key == "cores" else value for key, value in of.items()))
 
 
 def _model_name(cpuinfo: Path) -> str:

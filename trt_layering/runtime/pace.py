@@ -30,7 +30,7 @@ class Stretch:
         return f"the drive reads at {_rate(self.rate)}, {part:.2g} of the {_rate(self.usual)} that the profile measured"
 
 
-class Pace:
+class ReadMeter:
     """Told when reads begin and end. `slow` stretches of reading were slow, `first_slow` the first of them: a stretch
     is 64 MiB or half a second of reading, whichever is full first. Times are those of one clock, in seconds. Whoever
     tells it takes turns with others; anyone may ask at any moment."""
@@ -39,10 +39,8 @@ class Pace:
         self.slow = 0
         self.first_slow: Stretch | None = None
         self._under_way = 0
-        self._busy: tuple[float, float | None] = (
-            0.0,
-            None,
-        )  # seconds until reading last stopped; since when it goes on
+        self._busy: tuple[float, float | None] = (0.0, None)
+        """Seconds of reading until it last stopped, and since when it goes on."""
         self._begun = 0.0
         self._stretch_bytes = 0
         self._stretch_usual = 0.0

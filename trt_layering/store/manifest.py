@@ -1,8 +1,8 @@
 """`chain.json`: the typed description of a built chain, its reading and its writing, and where finished chains lie.
 
-May import errors. A file that is missing, changed by one bit, of another format version, or that says what cannot be
-(bytes outside `weights.bin`, files outside its folder, activations nobody makes) raises a StoreError and is not used.
-`docs/format.md` is the normative text of what is here.
+May import errors and words. A file that is missing, changed by one bit, of another format version, or that says what
+cannot be (bytes outside `weights.bin`, files outside its folder, activations nobody makes) raises a StoreError and is
+not used. `docs/format.md` is the normative text of what is here.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import xxhash
 from msgspec import Meta
 
 from trt_layering.errors import BuildError, CorruptError, ForeignError, NotBuiltError, ReadError, UsageError
+from trt_layering.words import printable
 
 FORMAT_VERSION = 2
 MANIFEST_FILE = "chain.json"
@@ -566,6 +567,5 @@ def _unreadable(path: Path, done: str, error: OSError) -> ReadError:
 
 
 def _corrupt(path: Path, what: str) -> CorruptError:
-    # What is told may quote a hostile file: nothing in it may reach a terminal as a control sequence.
-    told = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in what)
-    return CorruptError(f"{path.name} {told}", where=str(path), remedy=rebuild_remedy(path.parent))
+    # What is told may quote a hostile file.
+    return CorruptError(f"{path.name} {printable(what)}", where=str(path), remedy=rebuild_remedy(path.parent))

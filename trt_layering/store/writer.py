@@ -80,11 +80,11 @@ class StoreWriter:
     def __enter__(self) -> StoreWriter:
         with contextlib.ExitStack() as stack, disk_errors(self._home):
             self._home.mkdir(parents=True, exist_ok=True)
-            with _locked(self._home.resolve(), fcntl.LOCK_EX):
-                self._clean()
+            with locked(self._home.resolve(), fcntl.LOCK_EX):
+                self.cleaned = remove_abandoned(self._home, ".build-*")
                 self.folder.mkdir()
                 stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
-                stack.enter_context(_locked(self.folder, fcntl.LOCK_EX | fcntl.LOCK_NB))
+                stack.enter_context(locked(self.folder, fcntl.LOCK_EX | fcntl.LOCK_NB))
             self._weights = _Output(self.folder / WEIGHTS_FILE)
             stack.callback(self._weights.close)
             self._open = stack.pop_all()
@@ -172,14 +172,6 @@ class StoreWriter:
                     raise
             else:
                 return target
-
-    def _clean(self) -> None:
-        for leftover in sorted(self._home.glob(".build-*")):
-            # A living build holds its folder's lock. What is no folder of ours or cannot be removed stays.
-            with contextlib.suppress(OSError), _locked(leftover, fcntl.LOCK_EX | fcntl.LOCK_NB) as held:
-                if held:
-                    shutil.rmtree(leftover)
-                    self.cleaned.append(leftover.name)
 
 
 class _Output:
@@ -354,7 +346,7 @@ def _as_build_error() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, how: int) -> Iterator[bool]:
+def locked(folder: Path, how: int) -> Iterator[bool]:
     """Holds the lock of `folder` itself, which the kernel lets go when its process dies, however it dies. Gives False
     where another holds it or the file system has no locks: then no build is ever taken for dead."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -367,6 +359,19 @@ def _locked(folder: Path, how: int) -> Iterator[bool]:
             yield True
     finally:
         os.close(descriptor)
+
+
+def remove_abandoned(parent: Path, pattern: str) -> list[str]:
+    """Removes the folders in `parent` that are called like `pattern` and whose lock nobody holds, as whoever works in
+    one does; their names. What is no folder or cannot be removed stays. The caller holds the lock of `parent`, so that
+    nobody makes one meanwhile."""
+    removed = []
+    for leftover in sorted(parent.glob(pattern)):
+        with contextlib.suppress(OSError), locked(leftover, fcntl.LOCK_EX | fcntl.LOCK_NB) as held:
+            if held:
+                shutil.rmtree(leftover)
+                removed.append(leftover.name)
+    return removed
 
 
 def _sync_file(path: Path) -> None:
