@@ -7,7 +7,6 @@ May import the runtime. Raises what opening and running a chain raise.
 from __future__ import annotations
 
 import statistics
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -113,7 +112,7 @@ def through(chain: Chain, way: Sequence[int]) -> Chain:
 class Batches:
     """Lets `opened`, whose blocks lie in two halves of an arena in turn, execute one half at a time: nothing is read
     while blocks execute, and blocks follow each other as closely as in a sweep that never waits. Call `load` before
-    each run, and pass `after` as the run's observer. Takes the place of the drive's reads until `end`."""
+    each run, and pass `after` as the run's observer."""
 
     def __init__(self, opened: OpenChain, sizes: Sequence[int], arena_bytes: int) -> None:
         self._opened, self._count = opened, len(sizes)
@@ -122,12 +121,6 @@ class Batches:
         starts = [i for i in range(len(sizes)) if i == 0 or offsets[i] != ends[i - 1]]
         self._batches = [range(a, b) for a, b in pairwise([*starts, len(sizes)])]
         self._following = {batch[-1]: later for batch, later in pairwise(self._batches)}
-        self._gate = threading.Event()
-        self._preadv = opened.through_gate(self._read)
-
-    def _read(self, descriptor: int, buffers: list[memoryview], offset: int) -> int:
-        self._gate.wait()
-        return self._preadv(descriptor, buffers, offset)
 
     def load(self) -> None:
         """Read what the next run begins with."""
@@ -139,14 +132,10 @@ class Batches:
             self._fill(self._following[index])
 
     def _fill(self, blocks: range) -> None:
-        self._gate.set()
+        self._opened.resume_reads()
         for block in blocks:
             self._opened.await_weights(block)
-        self._gate.clear()
-
-    def end(self) -> None:
-        """Let all reads through."""
-        self._gate.set()
+        self._opened.pause_reads()
 
 
 def timed(folder: Path, chain: Chain, feeds: Feeds, seconds: float) -> Timed:
@@ -157,17 +146,14 @@ def timed(folder: Path, chain: Chain, feeds: Feeds, seconds: float) -> Timed:
         before = meter.current_rss_bytes()
         meter.reset_peak()
         batches = Batches(opened, [chain.block_bytes(index) for index in range(len(chain.blocks))], arena_bytes)
-        try:
-            opened.start()
-            watch, begin = Stopwatch(opened), time.perf_counter()
-            for run in range(_RUNS):
-                batches.load()
-                outputs = watch.run(feeds, batches.after)
-                took = time.perf_counter() - begin
-                if (run + 1 >= _LEAST_RUNS and took > seconds) or took > max(seconds, _LONG_RUN):
-                    break
-        finally:
-            batches.end()
+        opened.start()
+        watch, begin = Stopwatch(opened), time.perf_counter()
+        for run in range(_RUNS):
+            batches.load()
+            outputs = watch.run(feeds, batches.after)
+            took = time.perf_counter() - begin
+            if (run + 1 >= _LEAST_RUNS and took > seconds) or took > max(seconds, _LONG_RUN):
+                break
         held = sum(array.nbytes for array in outputs.values())  # by a caller, while the next sweep runs
         beside = max(0, meter.peak_rss_bytes() + held - before - opened.stats()["arena_bytes"])
         return Timed(watch.seconds, beside, outputs)

@@ -36,7 +36,7 @@ from trt_layering.runtime.trace import Event, Trace
 from trt_layering.shapes import format_shape
 from trt_layering.store.manifest import Chain as Manifest
 from trt_layering.store.manifest import Value, read_manifest, rebuild_remedy, resolve
-from trt_layering.store.reader import Preadv, check_store
+from trt_layering.store.reader import check_store
 from trt_layering.units import parse_size
 
 log = logging.getLogger("trt_layering")
@@ -191,9 +191,13 @@ class Chain:
         the next) has its weights. Raises what loading raises."""
         self._loader.wait_loaded(self._next - len(self._blocks) + block)
 
-    def through_gate(self, preadv: Preadv) -> Preadv:
-        """For measuring: let `preadv` make the reads from now on; what made them until now is returned."""
-        return self._supply.file.through(preadv)
+    def pause_reads(self) -> None:
+        """For an observer: let the loader read nothing until `resume_reads`; returns when nothing is under way."""
+        self._loader.pause()
+
+    def resume_reads(self) -> None:
+        """Let the loader read again."""
+        self._loader.resume()
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Array]:
         """One inference: arrays for all inputs in, arrays for all outputs out, which the caller owns.

@@ -125,7 +125,7 @@ class Loader:
         self._missing: dict[int, int] = {}
         self._under_way = 0
         self._resume_at: int | None = None
-        self._stopping = False
+        self._stopping = self._paused = False
         self._error: LayeringError | None = None
         self._checked: set[int] = set()
         self._meter = ReadMeter()
@@ -195,6 +195,18 @@ class Loader:
             self._finished = g + 1
             self._may_read.notify()
 
+    def pause(self) -> None:
+        """Let no read begin until `resume`, and wait until none is under way (or the loader stops). For measuring."""
+        with self._lock:
+            self._paused = True
+            self._arrived.wait_for(lambda: self._under_way == 0 or self._stopping)
+
+    def resume(self) -> None:
+        """Let reads begin again."""
+        with self._lock:
+            self._paused = False
+            self._may_read.notify_all()
+
     def abandon(self, g: int) -> None:
         """Give up all blocks before number `g`, with which the next sweep begins, and read on from there once the reads
         under way have ended, since later ones may go to the same bytes. Does not wait for that: a drive may hang.
@@ -255,7 +267,8 @@ class Loader:
             return None
 
     def _may_begin(self, task: _Task) -> bool:
-        return self._resume_at is None and self._error is None and self._finished >= task.g - task.read.lag
+        free = self._resume_at is None and self._error is None and not self._paused
+        return free and self._finished >= task.g - task.read.lag
 
     def _head(self) -> _Task | None:
         """The first read not yet begun, after moving the cursor past blocks that have all they need."""
@@ -323,6 +336,8 @@ class Loader:
         self._under_way -= 1
         if self._under_way == 0 and self._resume_at is not None:
             self._resume(self._resume_at)
+        if self._paused:
+            self._arrived.notify_all()
 
     def _fail(self, error: LayeringError) -> None:
         with self._lock:

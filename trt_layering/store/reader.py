@@ -78,11 +78,6 @@ class WeightFile:
                 with suppress(OSError):  # advice: a file system may not take it
                     os.posix_fadvise(descriptor, offset, len(buffer), os.POSIX_FADV_DONTNEED)
 
-    def through(self, preadv: Preadv) -> Preadv:
-        """Let `preadv` make the reads from now on; what made them until now is returned."""
-        before, self._preadv = self._preadv, preadv
-        return before
-
     def close(self) -> None:
         """Reads under way end with ClosedError; the file is closed when the last of them has. May be called twice."""
         with self._lock:
