@@ -52,3 +52,20 @@ def test_what_the_machine_cannot_give_is_an_error_of_ours(size: int) -> None:
     with pytest.raises(MemoryLimitError, match="for the arena") as caught:
         Arena(size)
     assert "budget" in caught.value.remedy
+
+
+def test_memory_is_private_and_huge_pages_are_asked_for() -> None:
+    """Shared memory gets none, and direct reads into scattered small pages take twice as long."""
+    arena = Arena(4 * MIB)
+    flags, inside = [], False
+    for line in open("/proc/self/smaps"):
+        first = line.split()[0]
+        if "-" in first and not first.endswith(":"):
+            begin, end = (int(part, 16) for part in first.split("-"))
+            inside = begin <= arena._address < end
+        elif inside and first == "VmFlags:":
+            flags = line.split()[1:]
+    arena.close()
+    assert "rd" in flags
+    assert "sh" not in flags
+    assert "hg" in flags
