@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -58,7 +59,7 @@ def test_memory_is_private_and_huge_pages_are_asked_for() -> None:
     """Shared memory gets none, and direct reads into scattered small pages take twice as long."""
     arena = Arena(4 * MIB)
     flags, inside = [], False
-    for line in open("/proc/self/smaps"):
+    for line in Path("/proc/self/smaps").read_text().splitlines():
         first = line.split()[0]
         if "-" in first and not first.endswith(":"):
             begin, end = (int(part, 16) for part in first.split("-"))
