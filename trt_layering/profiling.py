@@ -50,6 +50,7 @@ log = logging.getLogger("trt_layering")
 SECONDS = 6.0
 """How long a profile may take, about; more where a few runs take longer."""
 _LEAST_SECONDS = 0.12
+_TURNS = 2
 _BYTES_A_SECOND = 40e6
 _MOST_SECONDS = 60.0
 _ANY = 1 << 62
@@ -170,11 +171,11 @@ def measure_here(folder: Path, chain: Chain, feeds: Feeds, seconds: float, room:
     The times of joined blocks are taken where a pass through them fits into `room` bytes, and into what the machine has
     to give, and as long as no minute has gone; the others count as their blocks do.
     """
-    singles = timed(folder, through(chain, range(len(chain.blocks))), feeds, seconds / 4)
-    times, passes = _time_joined(folder, chain, feeds, seconds / 4, room)
-    execute = [*singles.seconds]
-    for index, part in enumerate(chain.joined, len(chain.blocks)):
-        execute.append(times.get(index, sum(singles.seconds[part.first : part.first + part.count])))
+    times, passes = _time_parts(folder, chain, feeds, seconds / 2, room)
+    blocks = len(chain.blocks)
+    execute = [times[index] for index in range(blocks)]
+    for index, part in enumerate(chain.joined, blocks):
+        execute.append(times.get(index, sum(execute[part.first : part.first + part.count])))
     measured = msgspec.structs.replace(
         UNMEASURED, execute_seconds=tuple(execute), machine=origin.machine(), drive=origin.drive(folder)
     )
@@ -183,23 +184,26 @@ def measure_here(folder: Path, chain: Chain, feeds: Feeds, seconds: float, room:
     whole = _time_whole(folder, chain, feeds, measured, seconds / 4, room)
     measured = msgspec.structs.replace(measured, whole_seconds=whole)
     beside, outputs = max((one.beside for one in passes), default=0), [one.outputs for one in passes]
-    return Found(measured, sorted(index - len(chain.blocks) for index in times), beside, outputs)
+    return Found(measured, sorted(index - blocks for index in times if index >= blocks), beside, outputs)
 
 
-def _time_joined(
+def _time_parts(
     folder: Path, chain: Chain, feeds: Feeds, seconds: float, room: int
 ) -> tuple[dict[int, float], list[Timed]]:
-    """The seconds of joined blocks by their index in `Chain.parts`, of those that could be executed, and the passes
-    through them."""
+    """The seconds of parts by their index in `Chain.parts`, of those that could be executed, and the passes through
+    joined ones. Single and joined blocks take turns, and the least of a part's times counts: what else the machine did
+    meanwhile must not decide between them."""
     times: dict[int, float] = {}
     passes, end = [], time.perf_counter() + _MOST_SECONDS
-    ways = covers(chain.joined, len(chain.blocks))
-    for way in ways:
-        passing = through(chain, way)
-        if time.perf_counter() < end and Footprint.of(passing).floor <= min(room, meter.available_bytes() or _ANY):
-            done = timed(folder, passing, feeds, seconds / len(ways))
-            passes.append(done)
-            times.update((i, s) for i, s in zip(way, done.seconds, strict=True) if i >= len(chain.blocks))
+    single = list(range(len(chain.blocks)))
+    ways = [single, *covers(chain.joined, len(chain.blocks))]
+    turns = ways * (_TURNS if seconds > _LEAST_SECONDS else 1)
+    for way in turns:
+        passing, room_now = through(chain, way), min(room, meter.available_bytes() or _ANY)
+        if way is single or (time.perf_counter() < end and Footprint.of(passing).floor <= room_now):
+            done = timed(folder, passing, feeds, seconds / len(turns))
+            passes += [] if way is single else [done]
+            times.update({i: min(s, times.get(i, s)) for i, s in zip(way, done.seconds, strict=True)})
     return times, passes
 
 

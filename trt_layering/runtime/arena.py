@@ -29,9 +29,9 @@ class Arena:
     """`size` bytes of anonymous memory, zero until written, aligned to a page.
 
     The kernel is asked for huge pages, which it gives to private memory only: they make direct reads cheaper (fewer
-    pieces for the drive to fill, fewer pages to pin). Pages are taken when first written. Views do not keep the memory: whoever closes the arena sees to it that nothing uses one any more,
-    neither an engine nor a read under way. (A view that did, in the traceback of some error, would keep the arena from
-    closing.)
+    pieces for the drive to fill, fewer pages to pin). Pages are taken when first written. Views do not keep the memory:
+    whoever closes the arena sees to it that nothing uses one any more, neither an engine nor a read under way. (A view
+    that did, in the traceback of some error, would keep the arena from closing.)
     """
 
     def __init__(self, size: int) -> None:
