@@ -15,7 +15,6 @@ from tests.bench import found
 from tests.bench.test_figures import assert_picture
 from trt_layering import building, cli
 from trt_layering.bench import command
-from trt_layering.errors import LayeringError
 from trt_layering.runtime.footprint import footprint
 
 
@@ -143,8 +142,8 @@ def test_without_matplotlib_the_numbers_are_written_all_the_same(
     monkeypatch.setattr(command, "sweep", lambda *_: found.result(found.everything()))
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     status, told = as_json(capfd, "layers", "--repository", repository, "--output", tmp_path)
-    assert (status, told["error"]["kind"]) == (1, LayeringError.__name__)
-    assert "pip install" in told["error"]["remedy"]
+    assert status == 0
+    assert any("pip install" in note for note in told["notes"])
     assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]
     assert as_json(capfd, "layers", "--repository", repository, "--plot", tmp_path / "c.svg")[0] == 1
 

@@ -43,6 +43,8 @@ def bench(options: argparse.Namespace) -> Result:
     with Progress(sys.stderr) as progress:
         result = sweep(request, progress)
     result["notes"] = [*notes, *result["notes"]]
+    if folder is not None and not figures.drawable():
+        result["notes"].append("no pictures: Matplotlib is not installed (.venv/bin/pip install matplotlib)")
     written = _write(result, folder, plot)
     return Result(result, [*table(result), *(f"wrote {path}" for path in written)])
 
@@ -114,7 +116,7 @@ def _write(result: Mapping[str, Any], folder: Path | None, plot: Path | None) ->
     if folder is not None:
         written.append(folder / RESULTS_FILE)
         written[0].write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        for suffix in _FORMATS:
+        for suffix in _FORMATS if figures.drawable() else ():
             written.append(figures.draw_curve(result, folder / f"curve{suffix}"))
             if result["timeline"] is not None:
                 written.append(figures.draw_timeline(result, folder / f"timeline{suffix}"))

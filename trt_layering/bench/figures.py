@@ -58,13 +58,20 @@ _LOOKS = {
 }
 
 
-def require() -> None:
-    """Raise LayeringError unless pictures can be drawn."""
+def drawable() -> bool:
+    """Whether pictures can be drawn: Matplotlib is installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
+        return False
+    return True
+
+
+def require() -> None:
+    """Raise LayeringError unless pictures can be drawn."""
+    if not drawable():
         what = "pictures need Matplotlib, which is not installed"
-        raise LayeringError(what, where="bench", remedy="pip install 'matplotlib>=3.7', then bench again") from None
+        raise LayeringError(what, where="bench", remedy="pip install 'matplotlib>=3.7', then bench again")
 
 
 @contextlib.contextmanager
