@@ -17,7 +17,7 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
 _LONGEST = 24 * 3600.0
 _SLOWEST, _QUICKEST = 1000, 10**12
 _LIKE_TIMES, _LIKE_RATES = 'write it like "100ms" or "2s"', 'write it like "2GB" or "500MB/s"'
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
 
 
 def parse_size(size: int | str, *, what: str = "size") -> int:

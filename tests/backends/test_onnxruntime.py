@@ -346,3 +346,11 @@ def test_backends_by_name() -> None:
         backends.builder("tpu")
     with pytest.raises(ForeignError, match="'tpu'"):
         backends.runtime("tpu")
+
+
+def test_what_a_signal_handler_raises_passes() -> None:
+    """As a caller's own deadline does, at any moment of an execution."""
+    with pytest.raises(TimeoutError, match="my deadline"), reported("block"):
+        raise TimeoutError("my deadline")
+    with pytest.raises(BackendError, match="no such shape"), reported("block"):
+        raise RuntimeError("no such shape")

@@ -70,6 +70,9 @@ def open_chain(
     Raises NotBuiltError, CorruptError or ForeignError for the store, ReadError for the drive, BudgetError under the
     floor, MemoryLimitError, UsageError for sizes and waves that are none, or a trace that records another chain.
     """
+    for what, value, kind in (("loader", loader, LoaderOptions), ("trace", trace, Trace)):
+        if value is not None and not isinstance(value, kind):
+            raise UsageError(f"{what} cannot be {value!r}", remedy=f"give a {kind.__name__}, or leave it out")
     folder = resolve(Path(repository), name, version)
     with _memory_errors(name):
         options = loader or LoaderOptions()

@@ -54,7 +54,7 @@ class LoaderOptions:
                 raise UsageError(
                     f"{name} cannot be {value!r}", where="loader options", remedy=f"use {', '.join(known)}"
                 )
-        if self.threads != "auto" and (not isinstance(self.threads, int) or not 1 <= self.threads <= 64):
+        if self.threads != "auto" and (type(self.threads) is not int or not 1 <= self.threads <= 64):
             raise UsageError(
                 f"threads must be 1 to 64 or auto, not {self.threads!r}", where="loader options", remedy="try auto"
             )

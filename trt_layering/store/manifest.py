@@ -487,7 +487,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 def check_name(name: str) -> str:
     """`name`, if a chain, a block or a file of theirs can be called that. Raises UsageError."""
-    if _PLAIN_NAME.fullmatch(name) is None:
+    if not isinstance(name, str) or _PLAIN_NAME.fullmatch(name) is None:
         raise UsageError(
             f"{name!r} cannot name a chain or a file of one",
             remedy="use up to 128 of the letters a-z A-Z, digits, '.', '_' and '-', not beginning with '.'",

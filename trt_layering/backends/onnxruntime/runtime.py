@@ -40,6 +40,8 @@ _ALLOCATOR = {
     "initial_chunk_size_bytes": 256 * 1024,
     "max_dead_bytes_per_chunk": 64 * 1024,
 }
+_ONNX_RUNTIMES = (RuntimeError, ValueError, TypeError, MemoryError)
+"""What it raises beside classes of its own."""
 _BFLOAT16 = 16
 _NOT_NUMPYS = {
     "tensor(bfloat16)": "bfloat16",
@@ -147,12 +149,15 @@ def uncut_options(optimised: bool) -> ort.SessionOptions:
 
 @contextmanager
 def reported(where: str, remedy: str = "check the input's shapes; if they are right, rebuild") -> Iterator[None]:
-    """Turns what ONNX Runtime raises inside into ours; `remedy` is for what is not about memory."""
+    """Turns what ONNX Runtime raises inside into ours; `remedy` is for what is not about memory. What a signal handler
+    of the caller's raises meanwhile passes."""
     try:
         yield
     except LayeringError:
         raise
     except Exception as error:
+        if not isinstance(error, _ONNX_RUNTIMES) and not type(error).__module__.startswith("onnxruntime"):
+            raise
         text = str(error)
         if isinstance(error, MemoryError) or any(words in text for words in _OUT_OF_MEMORY):
             raise MemoryLimitError(
