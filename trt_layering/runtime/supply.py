@@ -90,7 +90,8 @@ def stream(
     supply = Supply([], loader, arena, file, schedule.mode, schedule.resident_bytes)
     try:
         if schedule.arena_bytes:
-            file.read_into(arena.view(0, PAGE), 0)  # shows whether direct reads work
+            with closing(Arena(PAGE)) as page:  # not the arena itself, of which a huge page would be taken
+                file.read_into(page.view(0, PAGE), 0)  # shows whether direct reads work
         if any(part.block.rows is not None for part in scheduled.parts):
             supply.rows = RowReader(file)
         for part, offset in zip(scheduled.parts, schedule.offsets, strict=True):
