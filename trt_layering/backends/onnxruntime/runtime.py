@@ -42,6 +42,7 @@ _ALLOCATOR = {
 }
 _ONNX_RUNTIMES = (RuntimeError, ValueError, TypeError, MemoryError)
 """What it raises beside classes of its own."""
+_LIBRARIES = ("onnxruntime", "polygraphy")
 _BFLOAT16 = 16
 _NOT_NUMPYS = {
     "tensor(bfloat16)": "bfloat16",
@@ -156,7 +157,7 @@ def reported(where: str, remedy: str = "check the input's shapes; if they are ri
     except LayeringError:
         raise
     except Exception as error:
-        if not isinstance(error, _ONNX_RUNTIMES) and not type(error).__module__.startswith("onnxruntime"):
+        if not isinstance(error, _ONNX_RUNTIMES) and not type(error).__module__.startswith(_LIBRARIES):
             raise
         text = str(error)
         if isinstance(error, MemoryError) or any(words in text for words in _OUT_OF_MEMORY):
