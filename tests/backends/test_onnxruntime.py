@@ -352,5 +352,12 @@ def test_what_a_signal_handler_raises_passes() -> None:
     """As a caller's own deadline does, at any moment of an execution."""
     with pytest.raises(TimeoutError, match="my deadline"), reported("block"):
         raise TimeoutError("my deadline")
-    with pytest.raises(BackendError, match="no such shape"), reported("block"):
-        raise RuntimeError("no such shape")
+
+    class Deadline(Exception):
+        pass
+
+    with pytest.raises(Deadline), reported("block"):
+        raise Deadline
+    for error in (RuntimeError("no such shape"), KeyError("no such shape"), FileNotFoundError(2, "no such shape")):
+        with pytest.raises(BackendError, match="no such shape"), reported("block"):
+            raise error

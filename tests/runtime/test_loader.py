@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import random
 import threading
@@ -671,3 +672,69 @@ def test_auto_is_what_the_profile_found() -> None:
 def test_options_as_people_write_them() -> None:
     assert LoaderOptions(read_size="64KiB").read_bytes == 65536
     assert LoaderOptions(read_size=8192, threads=64).read_bytes == 8192
+
+
+# ------------------------------------------------------------------------------------------------- pausing and settling
+
+
+def test_while_it_is_paused_nothing_is_read(store: Store) -> None:
+    """Nor is anything under way when `pause` returns, though it may begin; afterwards all goes on."""
+    calls = []
+
+    def preadv(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        calls.append(offset)
+        return os.preadv(descriptor, buffers, offset)
+
+    with running(store, preadv=preadv) as machine:
+        within(PATIENCE, lambda: machine.execute(0))
+        within(PATIENCE, machine.loader.pause)
+        loaded = machine.loader.bytes_read
+        before = len(calls)
+        machine.loader.finish(1)  # block 2 could be read now
+        waiting, results = in_thread(lambda: machine.loader.wait_loaded(3))
+        machine.loader.pause()
+        assert (len(calls), machine.loader.bytes_read) == (before, loaded)
+        assert waiting.is_alive()
+        machine.loader.finish(2)
+        machine.loader.resume()
+        waiting.join(PATIENCE)
+        assert isinstance(results[0], float)
+
+
+def test_pausing_waits_for_the_read_under_way_and_ends_when_the_loader_does(store: Store) -> None:
+    hanging = Hanging()
+    hanging.hang.set()
+    with running(store, preadv=hanging) as machine:
+        assert hanging.caught.wait(PATIENCE)
+        pausing, results = in_thread(machine.loader.pause)
+        settling, settled = in_thread(machine.loader.settle)
+        assert not results
+        assert not settled
+        machine.loader.interrupt()
+        pausing.join(PATIENCE)
+        settling.join(PATIENCE)
+        assert results == settled == [None]
+        hanging.release.set()
+
+
+def test_it_has_settled_when_it_has_read_ahead_as_far_as_it_can(store: Store) -> None:
+    """Through a slow drive, too: as long as a read is under way it has not."""
+    shuffling = Shuffling(seed=3)
+    with running(store, arena=12, preadv=shuffling) as machine:
+        settling, settled = in_thread(machine.loader.settle)
+        stop = threading.Event()
+        shuffling.release_one(stop)
+        assert not settled
+        shuffling.open()
+        settling.join(PATIENCE)
+        assert settled == [None]
+        numbered = [(g, read) for g, block in enumerate(machine.schedule.reads) for read in block]
+        ahead = sum(read.length for g, read in itertools.takewhile(lambda one: one[0] <= one[1].lag, numbered))
+        assert machine.loader.bytes_read == ahead > 0
+
+
+def test_it_has_settled_when_the_drive_fails(store: Store) -> None:
+    with running(store, preadv=Faulty({0: failure()})) as machine:
+        within(PATIENCE, machine.loader.settle)
+        with pytest.raises(ReadError):
+            machine.loader.wait_loaded(0)

@@ -27,7 +27,7 @@ from tests.runtime.drives import PATIENCE, Broken, Faulty, Hanging, failure
 from tests.runtime.test_chain import in_thread
 from trt_layering import Footprint, LoaderOptions
 from trt_layering.building import Built, build
-from trt_layering.errors import ClosedError, CorruptError, InputError, MemoryLimitError, ReadError
+from trt_layering.errors import ClosedError, CorruptError, InputError, LayeringError, MemoryLimitError, ReadError
 from trt_layering.graph import tables
 from trt_layering.runtime import rows, supply
 from trt_layering.runtime.rows import Piece, RowReader, Table, pieces_of
@@ -416,6 +416,44 @@ def test_several_threads_read_and_the_reader_knows_them(tmp_path: Path) -> None:
     assert got == {n: bytes([n]) * PAGE for n in range(40)}
     assert not reader.owns_this_thread()
     reader.close()
+
+
+def test_what_a_signal_handler_raises_while_rows_are_read_passes(tmp_path: Path) -> None:
+    """In the thread that asks."""
+    with small_reader(tmp_path) as reader, pytest.raises(TimeoutError, match="my deadline"):
+        reader.read([Piece(0, PAGE, 0, 1)], Raising(TimeoutError("my deadline")))
+
+
+def test_what_fails_in_another_thread_is_told_as_a_fault(tmp_path: Path) -> None:
+    raised = threading.Event()
+
+    def deliver(_piece: Piece, _data: memoryview) -> None:
+        if reader.owns_this_thread():
+            raised.set()
+            raise KeyError("lost")
+        assert raised.wait(PATIENCE)
+
+    with small_reader(tmp_path) as reader, pytest.raises(LayeringError, match="reading rows failed: KeyError"):
+        reader.read([Piece(n * PAGE, PAGE, n, n + 1) for n in range(16)], deliver)
+
+
+class Raising:
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __call__(self, _piece: Piece, _data: memoryview) -> None:
+        raise self._error
+
+
+@contextmanager
+def small_reader(folder: Path) -> Iterator[RowReader]:
+    """Of a file of 16 pages."""
+    (folder / WEIGHTS_FILE).write_bytes(bytes(16 * PAGE))
+    reader = RowReader(WeightFile(folder / WEIGHTS_FILE))
+    try:
+        yield reader
+    finally:
+        reader.close()
 
 
 def test_a_read_error_while_opening(built: Built, drive: Callable[[Any], None]) -> None:

@@ -25,8 +25,6 @@ _WARM_UPS = 2
 _TRACED_AFTER = 3  # sweeps
 _TRACED = 6
 _TOLD = ("bytes_read", "stall_seconds", "mode", "fallbacks", "predicted_seconds")  # of a chain's stats
-_SETTLED_SECONDS = 0.03
-_MOST_SETTLING_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -90,12 +88,8 @@ class _Chain:
         return {**told, "weights_in_memory_bytes": max(stats["arena_bytes"], stats["resident_bytes"])}
 
     def settle(self) -> None:
-        """The loader reads ahead for the next sweep; it is done when no more bytes come."""
-        deadline = time.monotonic() + _MOST_SETTLING_SECONDS
-        before, read = -1, self.chain.stats()["bytes_read"]
-        while read != before and time.monotonic() < deadline:
-            time.sleep(_SETTLED_SECONDS)
-            before, read = read, self.chain.stats()["bytes_read"]
+        """The loader reads ahead for the next sweep."""
+        self.chain.settle()
 
 
 class _Session:

@@ -202,6 +202,10 @@ class Chain:
         """Let the loader read again."""
         self._loader.resume()
 
+    def settle(self) -> None:
+        """Between runs: wait until the loader has read ahead as far as it can."""
+        self._loader.settle()
+
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Array]:
         """One inference: arrays for all inputs in, arrays for all outputs out, which the caller owns.
 

@@ -201,6 +201,15 @@ class Loader:
             self._paused = True
             self._arrived.wait_for(lambda: self._under_way == 0 or self._stopping)
 
+    def settle(self) -> None:
+        """Wait until no read is under way and none may begin before a block finishes (or the loader stops or fails)."""
+        with self._lock:
+            self._arrived.wait_for(lambda: self._stopping or self._has_failed() or self._is_idle())
+
+    def _is_idle(self) -> bool:
+        task = self._head()
+        return self._under_way == 0 and (task is None or not self._may_begin(task))
+
     def resume(self) -> None:
         """Let reads begin again."""
         with self._lock:
@@ -336,7 +345,7 @@ class Loader:
         self._under_way -= 1
         if self._under_way == 0 and self._resume_at is not None:
             self._resume(self._resume_at)
-        if self._paused:
+        if self._under_way == 0:
             self._arrived.notify_all()
 
     def _fail(self, error: LayeringError) -> None:

@@ -53,7 +53,7 @@ class _Request:
         self.shares = [pieces[n::_AT_ONCE] for n in range(min(_AT_ONCE, len(pieces)))]
         self.deliver = deliver
         self.under_way = 0
-        self.error: LayeringError | None = None
+        self.error: Exception | None = None
 
 
 class RowReader:
@@ -129,7 +129,7 @@ class RowReader:
 
     def _carry_out(self, request: _Request, share: Sequence[Piece], place: int) -> None:
         """Read a share into the part of the staging memory that belongs to the caller's thread, piece by piece."""
-        error: LayeringError | None = None
+        error: Exception | None = None
         staging = self._staging.view(place * _PIECE, _PIECE)
         done = 0
         try:
@@ -142,8 +142,9 @@ class RowReader:
                 done += piece.length
         except LayeringError as failure:
             error = failure
-        except Exception as failure:
-            error = LayeringError(f"reading rows failed: {failure!r}", remedy="report this as a fault")
+        except Exception as failure:  # in the caller's thread it may be of a signal handler
+            fault = LayeringError(f"reading rows failed: {failure!r}", remedy="report this as a fault")
+            error = fault if self.owns_this_thread() else failure
         with self._lock:
             request.under_way -= 1
             self.bytes_read += done

@@ -40,9 +40,8 @@ _ALLOCATOR = {
     "initial_chunk_size_bytes": 256 * 1024,
     "max_dead_bytes_per_chunk": 64 * 1024,
 }
-_ONNX_RUNTIMES = (RuntimeError, ValueError, TypeError, MemoryError)
-"""What it raises beside classes of its own."""
-_LIBRARIES = ("onnxruntime", "polygraphy")
+_LIBRARIES = ("builtins", "onnxruntime", "polygraphy", "onnx", "onnx_ir", "google", "numpy")
+"""Whose errors are told as ONNX Runtime's."""
 _BFLOAT16 = 16
 _NOT_NUMPYS = {
     "tensor(bfloat16)": "bfloat16",
@@ -157,7 +156,7 @@ def reported(where: str, remedy: str = "check the input's shapes; if they are ri
     except LayeringError:
         raise
     except Exception as error:
-        if not isinstance(error, _ONNX_RUNTIMES) and not type(error).__module__.startswith(_LIBRARIES):
+        if _is_the_callers(error):
             raise
         text = str(error)
         if isinstance(error, MemoryError) or any(words in text for words in _OUT_OF_MEMORY):
@@ -167,6 +166,14 @@ def reported(where: str, remedy: str = "check the input's shapes; if they are ri
                 remedy="lower the budget or the input's size, or raise the process's limits",
             ) from error
         raise BackendError(f"ONNX Runtime refused: {text}", where=where, remedy=remedy) from error
+
+
+def _is_the_callers(error: Exception) -> bool:
+    """Whether `error` is of a class that no library here has, or an OSError that is none of the system's, as a deadline
+    is: TimeoutError("too late")."""
+    if isinstance(error, OSError):
+        return error.errno is None
+    return type(error).__module__.partition(".")[0] not in _LIBRARIES
 
 
 class OnnxRuntime:
