@@ -27,6 +27,7 @@ from trt_layering.runtime import meter, origin, supply
 from trt_layering.runtime.footprint import Footprint
 from trt_layering.store.manifest import UNMEASURED, Memory, Profile, read_manifest, write_manifest
 from trt_layering.store.reader import WeightFile
+from trt_layering.timing import Timed
 
 MIB = 1 << 20
 NO_MEMORY = Memory(activations=0, scratch=0, engines=0, shapes={})
@@ -371,3 +372,24 @@ def test_a_build_measures_as_long_as_there_is_something_to_measure(small: Built)
     assert profiling.build_seconds(small.manifest) < 0.2
     large = msgspec.structs.replace(small.manifest.extents[0], length=1 << 40)
     assert profiling.build_seconds(msgspec.structs.replace(small.manifest, extents=(large,))) == profiling.SECONDS
+
+
+def test_blocks_and_joined_ones_take_turns_and_the_least_counts(source: Path, tmp_path: Path) -> None:
+    """Single ones are timed in a slow minute first, joined ones in another later: neither decides."""
+    with in_this_process():
+        done = build(source, repository=tmp_path, block_size="16KiB")
+    passes: list[int] = []
+
+    def timed(_folder: Path, chain: Any, *_: Any) -> Timed:
+        single, again = len(chain.blocks) == len(done.manifest.blocks), len(chain.blocks) in passes
+        passes.append(len(chain.blocks))
+        return Timed([1.0 if single == again else 10.0] * len(chain.blocks), 0, {})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(profiling, "timed", timed)
+        times, _ = profiling._time_parts(done.path, done.manifest, feed(1), 1.0, 1 << 62)
+    half = len(passes) // 2
+    assert passes[:half] == passes[half:]
+    assert len(set(passes)) > 1
+    assert set(times) == set(range(len(done.manifest.parts)))
+    assert set(times.values()) == {1.0}
