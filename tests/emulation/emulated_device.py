@@ -84,6 +84,10 @@ class Stream:
         """Return when everything enqueued so far has been done."""
         self.machine._synchronize(self.last)
 
+    def finish(self) -> None:
+        """The same, for what is synchronous by itself and so no wait that could be missing."""
+        self.machine._synchronize(self.last, counted=False)
+
     def is_done(self) -> bool:
         """Whether nothing is pending."""
         return self.machine._poll(self.last)
