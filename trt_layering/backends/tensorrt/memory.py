@@ -165,7 +165,7 @@ class _HostArena:
         self.size = memory.nbytes
         self._device, self._memory = device, memory
 
-    def landing(self, thread: int, target: int, length: int) -> _InPlace:  # noqa: ARG002
+    def landing(self, thread: int, target: int, length: int) -> _InPlace:
         """The place itself, whichever thread asks."""
         return _InPlace(self.view(target, length))
 

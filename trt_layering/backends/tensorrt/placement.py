@@ -1,7 +1,7 @@
 """Which memory weights are best streamed through on this GPU, found by streaming some bytes through each kind.
 
-May import errors, units, `cuda` and `memory`. A placement that the GPU refuses is a result with the reason, no error;
-a GPU that fails raises BackendError.
+May import errors, units, `base`, `cuda` and `memory`. A placement that the GPU refuses is a result with the reason,
+no error; a GPU that fails raises BackendError.
 
 A pass does what a sweep does, without a drive and without engines: the processor writes pieces to where reads would
 land, the pieces are put, and the GPU then reads all of the weights, once, which stands for executing. Engines read
@@ -10,13 +10,15 @@ weights once or more, so zero-copy, which the GPU does not cache, is at its best
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from trt_layering.backends.tensorrt.cuda import Device, Event
+from trt_layering.backends.base import Arena
+from trt_layering.backends.tensorrt.cuda import Device, DeviceMemory, Event
 from trt_layering.backends.tensorrt.memory import Placement, make_arena
-from trt_layering.errors import BackendError, LayeringError, MemoryLimitError
+from trt_layering.errors import MemoryLimitError
 from trt_layering.units import format_rate, format_seconds
 
 SAMPLE = 32 << 20
@@ -72,8 +74,30 @@ def _measured(device: Device, placement: Placement, nbytes: int, rounds: int) ->
 def _passes(device: Device, placement: Placement, nbytes: int, rounds: int) -> list[float]:
     arena = make_arena(placement, device, nbytes, _BLOCKS, threads=1, read_size=READ_SIZE)
     try:
-        with _Pass(device, arena, nbytes) as one:
-            one.seconds()  # memory is touched for the first time
-            return [one.seconds() for _ in range(rounds)]
+        read = device.allocate(nbytes, "measuring placements")
+        done = device.event()
+        times = [_pass(device, arena, read, done) for _ in range(rounds + 1)]
+        read.free()
+        done.free()
+        return times[1:]  # the first touches the memory
     finally:
         arena.close()
+
+
+def _pass(device: Device, arena: Arena, read: DeviceMemory, done: Event) -> float:
+    source = memoryview(bytes(READ_SIZE))
+    begin = time.perf_counter()
+    for block in range(_BLOCKS):
+        first, end = arena.size * block // _BLOCKS, arena.size * (block + 1) // _BLOCKS
+        for target in range(first, end, READ_SIZE):
+            length = min(READ_SIZE, end - target)
+            landing = arena.landing(0, target, length)
+            landing.memory[:] = source[:length]
+            landing.put()
+        arena.publish(block)
+        arena.arrive(block)
+        weights = arena.weight(first, "uint8", (end - first,))
+        device.copy_within(read.address + first, weights.address, weights.nbytes, device.compute)
+    done.record(device.compute)
+    done.wait()
+    return time.perf_counter() - begin
