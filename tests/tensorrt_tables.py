@@ -1,4 +1,4 @@
-"""TensorRT's published Python interface, version by version, from `data/tensorrt_api`; imports only the standard library.
+"""TensorRT's published Python interface, version by version, from `data/tensorrt_api`; imports no library.
 
 `load("10.3")` gives the classes, members and functions of that version. A name that the tables do not hold does not
 exist in that version.

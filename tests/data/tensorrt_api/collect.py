@@ -9,8 +9,8 @@ bases, members, enum values and signatures. Nothing here is NVIDIA's code or tex
 `{"version", "classes": {name: {"bases", "members": {name: fact}}}, "functions": {name: [signature]}}`, where a fact is
 "enum N", "property ro", "property rw", "method" (no signature known) or a list of signatures.
 
-Merging spells the same thing the same way in all versions (newer pybind11 writes `typing.SupportsInt` for `int`), leaves
-out the first parameter `self`, and says a fact once for the span of versions it holds in.
+Merging spells the same thing the same way in all versions (newer pybind11 writes `typing.SupportsInt` for `int`),
+leaves out the first parameter `self`, and says a fact once for the span of versions it holds in.
 """
 
 import json
@@ -62,7 +62,7 @@ def members(described: dict[str, Any]) -> dict[str, Any]:
 def spans(versions: list[str], found: dict[str, Any]) -> dict[str, Any]:
     """`found` (version → fact) said once for each run of versions: `{"10.3-10.7": fact, "11.4": fact}`."""
     runs: list[list[str]] = []
-    for before, version in zip([None, *versions], versions):
+    for before, version in zip([None, *versions[:-1]], versions, strict=True):
         if version in found:
             if before in found and found[before] == found[version]:
                 runs[-1].append(version)
