@@ -42,7 +42,7 @@ def signature(text: str) -> str:
     """A docstring's signature as in the tables: `(name: str, index: int = 0) -> bool`."""
     for pattern, spelling in SPELLINGS:
         text = re.sub(pattern, spelling, text)
-    return re.sub(r"\(self: \w+(, )?", "(", text[text.index("(") :], count=1)
+    return re.sub(r"\(self: .*?(, (?=\w+:)|(?=\)))", "(", text[text.index("(") :], count=1)
 
 
 def fact(found: Any) -> Any:
