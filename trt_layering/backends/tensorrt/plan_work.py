@@ -118,9 +118,7 @@ def _check_inputs(network: trt.INetworkDefinition, task: Task) -> None:
             raise _Refused("weights", f"TensorRT cannot mark as refittable: {', '.join(unknown)}")
 
 
-def _config(
-    builder: trt.Builder, network: trt.INetworkDefinition, task: Task, said: list[str]
-) -> trt.IBuilderConfig:
+def _config(builder: trt.Builder, network: trt.INetworkDefinition, task: Task, said: list[str]) -> trt.IBuilderConfig:
     """One stream, no TF32, and the flags that `task.refit` needs; the cache's bytes are given, not the file: Polygraphy
     would rewrite that in place."""
     import tensorrt as trt

@@ -87,7 +87,7 @@ class Plan:
 
 
 class PlanBuilder:
-    """Plans for one machine, kept in `repository` until `prune`: an interrupted build resumes with all that it finished.
+    """Plans for one machine, kept in `repository` until `prune`: an interrupted build resumes with all it finished.
 
     TensorRT's `version` and the `fingerprint` are what plans depend on. `available` says how many bytes there are to
     build in, of the GPU's memory where it has its own; no workspace is larger than `most` bytes. Of a block that builds

@@ -23,7 +23,7 @@ _DIGEST_BYTES = 16
 
 
 def read(file: Path) -> tuple[bytes, str]:
-    """TensorRT's bytes that `file` holds, none where there is no file yet; and in words what is wrong with it, or ""."""
+    """TensorRT's bytes in `file`, none where there is no file yet; and in words what is wrong with it, or ""."""
     try:
         data = file.read_bytes()
     except FileNotFoundError:
