@@ -58,7 +58,7 @@ def test_a_wrong_one_is_out_however_quick(diff: float) -> None:
 def test_one_wrong_block_is_enough_and_is_named() -> None:
     blocks = [Measured("block-000", 0, 1, 0, 1), Measured("block-001", 0, 1, 0.5, 1), Measured("block-002", 0, 1, 0, 1)]
     with pytest.raises(
-        BuildError, match="block-001 differs from ONNX Runtime by 0.5 of its largest output, over 0.001"
+        BuildError, match=r"block-001 differs from ONNX Runtime by 0.5 of its largest output, over 0.001"
     ):
         choose([Attempt("inputs", blocks)], 1e-3)
 
