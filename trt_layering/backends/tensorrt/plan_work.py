@@ -102,7 +102,7 @@ def _serialized(task: Task, said: list[str]) -> trt.IHostMemory:
     builder, network, parser = NetworkFromOnnxPath(task.onnx, strongly_typed=True)()
     _check_inputs(network, task)
     config = _config(builder, network, task, said)
-    data = EngineBytesFromNetwork((builder, network, parser), config=config)()
+    data = EngineBytesFromNetwork((builder, network, parser), config=lambda *_: config)()
     timing_cache.keep(config, Path(task.timing_cache))
     return data
 
@@ -149,9 +149,11 @@ def _config(builder: trt.Builder, network: trt.INetworkDefinition, task: Task, s
 def _asked_for(task: Task, data: trt.IHostMemory) -> dict[str, Any]:
     """What the plan's engine needs: bytes of scratch, and every weight of a refit, each accounted for."""
     import tensorrt as trt
-    from polygraphy.backend.trt import EngineFromBytes, get_trt_logger
+    from polygraphy.backend.trt import get_trt_logger
 
-    engine: trt.ICudaEngine = EngineFromBytes(data)()
+    engine = trt.Runtime(get_trt_logger()).deserialize_cuda_engine(data)
+    if engine is None:
+        raise _Refused("refused", "TensorRT cannot deserialize the plan that it built")
     found: list[str] = []
     if task.refit != "none":
         refitter = trt.Refitter(engine, get_trt_logger())
