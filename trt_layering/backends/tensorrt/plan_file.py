@@ -1,8 +1,8 @@
 """The header of a serialized engine, read without TensorRT, and what a plan that cannot be used here is refused with.
 
 May import errors, the store, `present` and words. A plan begins with `ftrt`; its bytes 24 to 27 are the version of the
-TensorRT that built it. Whoever opens a chain asks `check` first, since TensorRT itself answers a plan that does not suit
-it with nothing. Damaged plans raise CorruptError, those of other machines ForeignError.
+TensorRT that built it. Whoever opens a chain asks `check` first: TensorRT itself answers a plan that does not suit it
+with nothing. Damaged plans raise CorruptError, those of other machines ForeignError.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _GARBLED = (
     (rb"(\.\./)*(\.git|/)?/?annex/objects/", "a pointer of git-annex, whose file was never fetched (git annex get)"),
     (rb"\xef\xbb\xbfftrt", "a plan that an editor saved as text, with a byte order mark"),
     (rb"(\xff\xfe)?f\0t\0r\0t\0|(\xfe\xff)?\0f\0t\0r\0t", "a plan that was converted to UTF-16"),
-    (rb"\s*(<!doctype\s+html|<html|<head|<body)", "a page of HTML, as a failed download leaves"),
+    (rb"(?i:\s*<(!doctype\s+html|html|head|body))", "a page of HTML, as a failed download leaves"),
     (rb"\s*<\?xml", "a page of XML, as a failed download leaves"),
     (rb"\s*[\[{]\s*\"", "JSON, as a failed download leaves"),
     (rb"\s*ZnRy[dA-Za-z0-9+/]", "a plan that was encoded as base64 (base64 -d decodes it)"),
@@ -83,7 +83,7 @@ def damage(head: bytes) -> str | None:
     if not head:
         return "it is empty"
     for pattern, words in _GARBLED:
-        if re.match(pattern, head, re.IGNORECASE if pattern.startswith(rb"\s*<") else 0):
+        if re.match(pattern, head):
             return f"it is {words}"
     if not head.startswith(_MAGIC[: len(head)]):
         return f"it begins with {head[:4].hex(' ')}, and plans begin with {_MAGIC.hex(' ')}"
@@ -179,7 +179,7 @@ class _Plan:
 def _plans(folder: Path, chain: Chain) -> Iterator[_Plan]:
     """The plans of all blocks, each once."""
     every = (*chain.blocks, *chain.whole, *(part.block for part in chain.joined))
-    seen = set()
+    seen: set[str | int] = set()
     for block in every:
         if chain.tensorrt is None or chain.tensorrt.binding != "swap":
             if block.file not in seen:

@@ -110,8 +110,8 @@ def numpy_fits(tensorrt_version: str) -> str:
     text = str(numpy.__version__)
     if numbers(text) >= (2,) and numbers(tensorrt_version) < NUMPY_2_FROM:
         raise BackendError(
-            f"numpy {text} with TensorRT {tensorrt_version}: before TensorRT {_dotted(NUMPY_2_FROM)} its Python package "
-            "reads arrays of numpy 2 wrongly",
+            f"numpy {text} does not suit TensorRT {tensorrt_version}, whose Python package reads arrays of numpy 2 "
+            f"wrongly, as all before {_dotted(NUMPY_2_FROM)} do",
             where=_where(numpy), remedy="pip install 'numpy<2', or a newer TensorRT",
         )  # fmt: skip
     return text
