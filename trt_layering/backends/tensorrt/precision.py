@@ -12,19 +12,20 @@ time, at most twice as float32.
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime as ort
 
 from trt_layering.backends.base import Progress
 from trt_layering.backends.onnxruntime.runtime import reported, return_memory, run_plainly
 from trt_layering.backends.onnxruntime.session import open_session
 from trt_layering.compare import relative
-from trt_layering.errors import UsageError
+from trt_layering.errors import BackendError, UsageError
 from trt_layering.graph.half import Halves, as_it_was, halve, is_half, name_nodes, outgrown, rounded
 from trt_layering.graph.narrow import NarrowTensor
 from trt_layering.graph.stored import unmapped
@@ -188,13 +189,13 @@ class _Choice:
         drafts = [window.clone() for window in self._windows]
         halves = halve(drafts, self._full, self._large, self._outputs)
         blocks = list(self._cut(drafts))
-        walk = _Walk(blocks, halves, self._trials, tolerance)
+        walk = _Walk(blocks, halves, self._trials, tolerance, self._outputs)
         finds = []
         for index in range(len(blocks)):
             self._tell("precision", index, len(blocks))
             finds.append(walk.look(index))
         self._tell("precision", len(blocks), len(blocks))
-        return _Draft(drafts, halves, blocks, finds, walk.end(self._outputs))
+        return _Draft(drafts, halves, blocks, finds, walk.end)
 
     def settle(self, tolerance: float) -> _Draft:
         """The first draft in which each block is within `tolerance`."""
@@ -217,40 +218,39 @@ class _Choice:
 
 
 class _Walk:
-    """Runs `blocks` one after the other on `trials`; `look` must be called for each in its turn."""
+    """Runs `blocks` one after the other on `trials`; `look` must be called for each in its turn. `end` is then the
+    largest difference of the model's `outputs`."""
 
-    def __init__(self, blocks: Sequence[ir.Model], halves: Halves, trials: Sequence[Feeds], tolerance: float) -> None:
-        self._blocks, self._halves, self._tolerance = blocks, halves, tolerance
+    def __init__(
+        self,
+        blocks: Sequence[ir.Model],
+        halves: Halves,
+        trials: Sequence[Feeds],
+        tolerance: float,
+        outputs: Collection[str],
+    ) -> None:
+        self._blocks, self._halves, self._tolerance, self._outputs = blocks, halves, tolerance, outputs
         self._exact = [dict(feeds) for feeds in trials]
         self._own = [dict(feeds) for feeds in trials]
         self._last = {value.name or "": index for index, block in enumerate(blocks) for value in block.graph.inputs}
-        self._ends: dict[str, float] = {}
+        self.end = 0.0
 
     def look(self, index: int) -> _Find:
         block, halves = self._blocks[index], self._halves
         names = [value.name or "" for value in block.graph.outputs]
         wanted = _run(as_it_was(block, halves), names, self._exact)
-        half, _ = rounded(block, halves)
-        with reported(f"graph {block.graph.name!r}"):
-            session = open_session(_unmapped(half), optimise=False)
-            inputs = [value.name or "" for value in half.graph.inputs]
-            got = [_feed(session, inputs, names, lives, halves) for lives in self._exact]
-            own = [_feed(session, inputs, names, lives, halves) for lives in self._own]
-        del session
+        results = _try(rounded(block, halves)[0], names, [*self._exact, *self._own], halves)
+        got, own = results[: len(wanted)], results[len(wanted) :]
         diff = _largest(wanted, got)
         find = _Find(diff)
         if diff > self._tolerance and any(is_half(node, halves) for node in block.graph):
             find = _Search(block, halves, self._exact, wanted, self._tolerance).find(diff)
-        for name in names:
-            self._ends[name] = _largest([{name: one[name]} for one in wanted], [{name: one[name]} for one in own])
+        if any(name in self._outputs for name in names):
+            self.end = max(self.end, _largest(wanted, own, self._outputs))
         self._pass_on(index, self._exact, wanted)
-        self._pass_on(index, self._own, own)
+        self._pass_on(index, self._own, [other or exact for exact, other in zip(wanted, own, strict=True)])
         return_memory()
         return find
-
-    def end(self, outputs: Collection[str]) -> float:
-        """The largest difference of `outputs` after all blocks."""
-        return max((self._ends[name] for name in outputs if name in self._ends), default=0.0)
 
     def _pass_on(self, index: int, lives: Sequence[Feeds], results: Sequence[Feeds]) -> None:
         for live, made in zip(lives, results, strict=True):
@@ -290,7 +290,7 @@ class _Search:
 
     def _passes(self) -> bool:
         half, _ = rounded(self._block, self._halves, self._full, self._unrounded)
-        return _largest(self._wanted, _run(half, self._names, self._lives, self._halves)) <= self._tolerance
+        return _largest(self._wanted, _try(half, self._names, self._lives, self._halves)) <= self._tolerance
 
     def _give_up(self) -> None:
         """All of the block stays float32; if that is not enough, so does what it passes on, then what it is given."""
@@ -365,7 +365,9 @@ class _Search:
         exact, wrong = dict.fromkeys(names, 0.0), set()
         for live in self._lives:
             [wanted] = _run(plain, names, [live])
-            got = _run(half, list(dict.fromkeys(n for pair in pairs.values() for n in pair)), [live], self._halves)[0]
+            [got] = _try(half, [value.name or "" for value in half.graph.outputs], [live], self._halves)
+            if got is None:
+                return exact, set()
             for name, (before, after) in pairs.items():
                 exact[name] = max(exact[name], relative(wanted[name], got[before]))
                 if max(exact[name], relative(wanted[name], got[after])) > self._tolerance:
@@ -383,22 +385,41 @@ def _put_out(model: ir.Model, names: Collection[str]) -> None:
     model.graph.outputs[:] = [made[name] for name in names]
 
 
-def _largest(wanted: Sequence[Feeds], got: Sequence[Feeds]) -> float:
-    pairs = ((own[name], other[name]) for own, other in zip(wanted, got, strict=True) for name in own)
-    return max((relative(own, other) for own, other in pairs), default=0.0)
+def _largest(wanted: Sequence[Feeds], got: Sequence[Feeds | None], names: Collection[str] | None = None) -> float:
+    """The largest difference of `names`, or of all; infinite where there is nothing to compare with."""
+    largest = 0.0
+    for own, other in zip(wanted, got, strict=True):
+        for name in own if names is None else own.keys() & names:
+            largest = max(largest, math.inf if other is None else relative(own[name], other[name]))
+    return largest
 
 
-def _run(model: ir.Model, names: Sequence[str], lives: Sequence[Feeds], halves: Halves | None = None) -> list[Feeds]:
-    """Outputs `names` of `model` for each of `lives`; inputs that are float16 in `halves` are rounded."""
+def _run(model: ir.Model, names: Sequence[str], lives: Sequence[Feeds]) -> list[Feeds]:
+    """Outputs `names` of `model` for each of `lives`."""
     with reported(f"graph {model.graph.name!r}"):
         session = open_session(_unmapped(model), optimise=False)
         inputs = [value.name or "" for value in model.graph.inputs]
-        return [_feed(session, inputs, names, live, halves or Halves()) for live in lives]
+        return [run_plainly(session, names, {name: live[name] for name in inputs}) for live in lives]
 
 
-def _feed(session: Any, inputs: Sequence[str], names: Sequence[str], live: Feeds, halves: Halves) -> Feeds:
-    feeds = {name: _rounded_array(live[name]) if name in halves.values else live[name] for name in inputs}
-    return run_plainly(session, names, feeds)
+def _try(model: ir.Model, names: Sequence[str], lives: Sequence[Feeds], halves: Halves) -> list[Feeds | None]:
+    """`_run` with inputs rounded that are float16 in `halves`; None where it fails, as indices made of what is infinite
+    do."""
+    narrow = [name for value in model.graph.inputs if (name := value.name or "") in halves.values]
+    rounds = [{**live, **{name: _rounded_array(live[name]) for name in narrow}} for live in lives]
+    with reported(f"graph {model.graph.name!r}"):
+        session = open_session(_unmapped(model), optimise=False)
+    inputs = [value.name or "" for value in model.graph.inputs]
+    return [_attempt(session, names, {name: live[name] for name in inputs}) for live in rounds]
+
+
+def _attempt(session: ort.InferenceSession, names: Sequence[str], feeds: Feeds) -> Feeds | None:
+    try:
+        with reported("float16"):
+            return run_plainly(session, names, feeds)
+    except BackendError as error:
+        log.info("not float16: %s", error.what)
+        return None
 
 
 def _rounded_array(array: Array) -> Array:
