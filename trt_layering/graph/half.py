@@ -34,11 +34,12 @@ _FIRST_ONLY = {"Resize", "Upsample"}
 
 @dataclass
 class Halves:
-    """What `halve` did: names of the values that were float32 and are float16; by the names of the Casts that it put
-    in, the values that they read; and by name, the nodes that read or give floats and stay float32, and why."""
+    """What `halve` did: names of the values that were float32 and are float16; those of the Casts that it put in, and
+    what they read by what they give; and by name, the nodes that read or give floats and stay float32, and why."""
 
     values: set[str] = field(default_factory=set)
-    casts: dict[str, str] = field(default_factory=dict)
+    casts: set[str] = field(default_factory=set)
+    sources: dict[str, str] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
 
 
@@ -270,7 +271,8 @@ class _Work:
         result = node.outputs[0]
         result.name, result.type = name, ir.TensorType(to)
         result.shape = None if value.shape is None else value.shape.copy()
-        self.done.casts[node.name or ""] = value.name or ""
+        self.done.casts.add(node.name or "")
+        self.done.sources[name] = value.name or ""
         if to == _HALF:
             self.done.values.add(name)
         return node
@@ -364,7 +366,7 @@ def rounded(
     for node in list(graph):
         for value in node.outputs:
             name = value.name or ""
-            source = halves.casts.get(node.name or "", name)
+            source = halves.sources.get(name, name)
             if name in halves.values and source not in unrounded:
                 place = _round(graph, node, value, full, names)
                 if place is not None:

@@ -239,7 +239,8 @@ class _Walk:
         block, halves = self._blocks[index], self._halves
         names = [value.name or "" for value in block.graph.outputs]
         wanted = _run(as_it_was(block, halves), names, self._exact)
-        results = _try(rounded(block, halves)[0], names, [*self._exact, *self._own], halves)
+        narrow = [name for value in block.graph.inputs if (name := value.name or "") in halves.values]
+        results = _try(rounded(block, halves)[0], names, [*self._exact, *self._own], narrow)
         got, own = results[: len(wanted)], results[len(wanted) :]
         diff = _largest(wanted, got)
         find = _Find(diff)
@@ -279,33 +280,38 @@ class _Search:
 
     def find(self, diff: float) -> _Find:
         self._full = {node.name or "" for node in self._nodes if node.op_type in _SUSPECTS}
-        while not self._passes():
+        while not (passes := self._passes()) and len(self._full) < len(self._nodes):
             self._grow()
-            if len(self._full) == len(self._nodes):
-                self._give_up()
-                break
-        else:
-            self._spare()
+        if not passes:
+            self._give_up()
+        self._spare()
         return _Find(diff, frozenset(self._full), frozenset(self._unrounded))
 
     def _passes(self) -> bool:
         half, _ = rounded(self._block, self._halves, self._full, self._unrounded)
-        return _largest(self._wanted, _try(half, self._names, self._lives, self._halves)) <= self._tolerance
+        return _largest(self._wanted, self._try(half, self._names, self._lives)) <= self._tolerance
 
-    def _give_up(self) -> None:
-        """All of the block stays float32; if that is not enough, so does what it passes on, then what it is given."""
-        for values in (self._block.graph.outputs, self._block.graph.inputs):
-            if not self._passes():
-                self._unrounded |= {
-                    self._source(value.name or "") for value in values if value.name in self._halves.values
-                }
+    def _try(self, model: ir.Model, names: Sequence[str], lives: Sequence[Feeds]) -> list[Feeds | None]:
+        return _try(
+            model, names, lives, [name for name in self._rounded_inputs() if self._source(name) not in self._unrounded]
+        )
+
+    def _rounded_inputs(self) -> list[str]:
+        return [name for value in self._block.graph.inputs if (name := value.name or "") in self._halves.values]
 
     def _source(self, name: str) -> str:
         """The value of the model that `name` is, if a Cast made it."""
-        for node in self._block.graph:
-            if node.name in self._halves.casts and node.outputs[0].name == name:
-                return self._halves.casts[node.name]
-        return name
+        return self._halves.sources.get(name, name)
+
+    def _give_up(self) -> None:
+        """All of the block stays float32, which is not enough; so does what it is given and what it passes on, those
+        values first that are the farthest off once they are rounded."""
+        off = {name: _off(name, self._lives) for name in self._rounded_inputs()}
+        off.update({name: _off(name, self._wanted) for name in self._names if name in self._halves.values})
+        for name in sorted(off, key=lambda name: -off[name]):
+            if self._passes():
+                return
+            self._unrounded.add(self._source(name))
 
     def _spare(self) -> None:
         """Of the nodes to keep, those are given back without which the block still passes."""
@@ -365,7 +371,7 @@ class _Search:
         exact, wrong = dict.fromkeys(names, 0.0), set()
         for live in self._lives:
             [wanted] = _run(plain, names, [live])
-            [got] = _try(half, [value.name or "" for value in half.graph.outputs], [live], self._halves)
+            [got] = self._try(half, [value.name or "" for value in half.graph.outputs], [live])
             if got is None:
                 return exact, set()
             for name, (before, after) in pairs.items():
@@ -402,10 +408,8 @@ def _run(model: ir.Model, names: Sequence[str], lives: Sequence[Feeds]) -> list[
         return [run_plainly(session, names, {name: live[name] for name in inputs}) for live in lives]
 
 
-def _try(model: ir.Model, names: Sequence[str], lives: Sequence[Feeds], halves: Halves) -> list[Feeds | None]:
-    """`_run` with inputs rounded that are float16 in `halves`; None where it fails, as indices made of what is infinite
-    do."""
-    narrow = [name for value in model.graph.inputs if (name := value.name or "") in halves.values]
+def _try(model: ir.Model, names: Sequence[str], lives: Sequence[Feeds], narrow: Sequence[str]) -> list[Feeds | None]:
+    """`_run` with the inputs `narrow` rounded; None where it fails, as indices made of what is infinite do."""
     rounds = [{**live, **{name: _rounded_array(live[name]) for name in narrow}} for live in lives]
     with reported(f"graph {model.graph.name!r}"):
         session = open_session(_unmapped(model), optimise=False)
@@ -420,6 +424,11 @@ def _attempt(session: ort.InferenceSession, names: Sequence[str], feeds: Feeds) 
     except BackendError as error:
         log.info("not float16: %s", error.what)
         return None
+
+
+def _off(name: str, arrays: Sequence[Feeds]) -> float:
+    """How far the value `name` is off once it is rounded."""
+    return max(relative(one[name], _rounded_array(one[name])) for one in arrays)
 
 
 def _rounded_array(array: Array) -> Array:
