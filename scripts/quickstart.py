@@ -85,7 +85,7 @@ def built_before(wanted: dict[str, Any], repository: Path) -> Any:
         if (repository / BUILT).read_text(encoding="utf-8") != as_text(wanted, folder):
             return None
         chain = read_manifest(folder)
-        runtime = backends.runtime(chain.backend.name)
+        runtime = backends.runtime(chain)
     except (StoreError, OSError, UnicodeDecodeError):
         return None
     here = (runtime.version(), runtime.fingerprint(), file_digest(wanted["model"]))
