@@ -363,14 +363,14 @@ def test_preparing_in_many_windows(tmp_path: Path, memory: str, optimise: bool) 
     proto = model(nodes, [info("x", FLOAT, ["n", 16, "h", 128])], [info("y", FLOAT, ["n", 16, "h", 128])], weights)
     with pytest.MonkeyPatch.context() as patch:
         prepared: list[int] = []
-        real = OnnxRuntimeBuilder.prepare
+        real = onnxruntime_builder.OnnxRuntimeBuilder.prepare
 
         def prepare(*arguments: Any) -> Any:
             windows = real(*arguments)
             prepared.append(len(windows))
             return windows
 
-        patch.setattr(OnnxRuntimeBuilder, "prepare", prepare)
+        patch.setattr(onnxruntime_builder.OnnxRuntimeBuilder, "prepare", prepare)
         path, done = built(
             proto, tmp_path, memory=memory, block_size="100KiB", optimise=optimise, shapes={"x": (1, 16, 8, 128)}
         )
