@@ -54,7 +54,7 @@ def _configuration(files: Sequence[Path], base: Path, version: str, cache: Path)
     found = constants(tensorrt_tables.load(version).release)
     true, false = (", ".join(name for name, value in found.items() if value is which) for which in (True, False))
     path = [cache / "tensorrt" / version, DESCRIBED, base, ROOT]
-    modules = ",".join(f"mypy-{module(file, base)}" for file in files)
+    modules = ",".join(module(file, base) for file in files)
     return f"""[mypy]
 strict = True
 python_version = 3.10
@@ -63,7 +63,7 @@ follow_imports = silent
 show_error_end = True
 cache_dir = {cache / "mypy"}
 mypy_path = {os.pathsep.join(map(str, dict.fromkeys(path)))}
-{_SECTIONS}[{modules}]
+{_SECTIONS}[mypy-{modules}]
 always_true = {true}
 always_false = {false}
 disallow_any_expr = True
@@ -123,7 +123,7 @@ def check(files: Sequence[Path], base: Path, version: str, cache: Path) -> list[
         *map(str, files),
     ]
     done = subprocess.run(command, cwd=base, capture_output=True, text=True, timeout=_SECONDS, check=False)
-    if done.returncode not in (0, 1):
+    if done.returncode not in (0, 1) or done.stderr:
         raise AssertionError(f"mypy could not check: {done.stdout}{done.stderr}")
     return list(_findings(done.stdout, files, base))
 

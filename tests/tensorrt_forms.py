@@ -54,7 +54,7 @@ def _of_condition(node: ast.If | ast.IfExp | ast.While | ast.Assert, constants: 
         yield "TYPE_CHECKING stands alone, without an else"
     test = node.test.operand if isinstance(node.test, ast.UnaryOp) else node.test
     if names & constants and not (isinstance(node, ast.If) and _name(test) in constants):
-        yield "a version is tested by `if versions.{CONSTANT}:` or `if not …:` alone, which the type checker understands"
+        yield "a version is tested by `if versions.{CONSTANT}:` or `if not …:` alone, which type checkers understand"
 
 
 def _tests_elsewhere(tree: ast.Module, constants: set[str]) -> Iterator[tuple[int, str]]:

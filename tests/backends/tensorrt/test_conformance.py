@@ -5,7 +5,7 @@ What is checked is found, not listed: all files of the TensorRT backend, and all
 
 import ast
 import inspect
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,12 @@ LIBRARIES = {"tensorrt", "pycuda", "polygraphy.backend.trt"}
 CONSTANTS = {version: tensorrt_conformance.constants(tensorrt_tables.load(version).release) for version in CHECKED}
 NAMES = set(CONSTANTS[CHECKED[0]])
 
-Check = Callable[[str], list[str]]
+IMPORTS = """import pycuda.driver as cuda
+import tensorrt as trt
+
+from trt_layering.backends.tensorrt import versions
+
+"""
 
 
 def imported(file: Path) -> set[str]:
@@ -47,23 +52,9 @@ def checked_files() -> list[Path]:
 
 
 @pytest.fixture(scope="session")
-def cache(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where mypy keeps what it knows of the libraries: from one run of the tests to the next, where pytest keeps things."""
-    kept = getattr(pytestconfig, "cache", None)
-    return Path(kept.mkdir("tensorrt_conformance")) if kept else tmp_path_factory.mktemp("conformance")
-
-
-@pytest.fixture
-def findings(tmp_path: Path, cache: Path) -> Check:
-    """What is found in a module of the given body, with all versions."""
-
-    def check(body: str) -> list[str]:
-        file = tmp_path / "sample.py"
-        versions = "from trt_layering.backends.tensorrt import versions\n"
-        file.write_text(f"import pycuda.driver as cuda\nimport tensorrt as trt\n{versions}\n\n{body}\n")
-        return tensorrt_conformance.check_all([file], tmp_path, cache) + tensorrt_forms.refused(file, NAMES)
-
-    return check
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where mypy keeps what it knows of the libraries, from one version to the next."""
+    return tmp_path_factory.mktemp("conformance")
 
 
 def test_the_backend_conforms_to_every_version(cache: Path) -> None:
@@ -73,9 +64,8 @@ def test_the_backend_conforms_to_every_version(cache: Path) -> None:
 
 
 def test_the_backend_hides_nothing_from_the_check() -> None:
-    refused = [finding for file in checked_files() for finding in tensorrt_forms.refused(file, NAMES)]
-    about_versions = [finding for finding in refused if finding.startswith(VERSIONS_FILE.name)]
-    assert [finding for finding in refused if finding not in about_versions] == []
+    files = [file for file in checked_files() if file != VERSIONS_FILE]
+    assert [finding for file in files for finding in tensorrt_forms.refused(file, NAMES)] == []
 
 
 def test_nothing_but_the_backend_uses_the_libraries() -> None:
@@ -133,111 +123,327 @@ def record(stream: cuda.Stream) -> cuda.Event:
     return event.record(stream)""",
 }
 
+
+@dataclass(frozen=True)
+class Fault:
+    body: str
+    says: str  # words of the finding
+    versions: str = ""  # those it is found with; none: it is found in the text, whatever the version
+
+
+ALL = ", ".join(CHECKED)
 BAD = {
-    "a method that never was": "def ask(engine: trt.ICudaEngine) -> None:\n    engine.frobnicate()",
-    "a property that never was": "def ask(engine: trt.ICudaEngine) -> int:\n    return engine.num_bindings",
-    "a function that never was": "def ask() -> None:\n    trt.install()",
-    "a removed property": "def ask(engine: trt.ICudaEngine) -> int:\n    return engine.device_memory_size",
-    "a removed flag": "FLAG = trt.BuilderFlag.FP16",
-    "a removed network flag": "FLAG = trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH",
-    "a keyword of a wrong name": "def ask(engine: trt.ICudaEngine) -> str:\n    return engine.get_tensor_name(number=0)",
-    "an argument too many": "def ask(context: trt.IExecutionContext) -> bool:\n    return context.execute_async_v3(0, 1)",
-    "an argument too few": "def ask(context: trt.IExecutionContext) -> bool:\n    return context.set_tensor_address('i0')",
-    "an argument of a wrong type": "def ask(engine: trt.ICudaEngine) -> bool:\n    return bool(engine.get_tensor_shape(0))",
-    "a stream for its handle": """
+    "a method that never was": Fault(
+        """
+def ask(engine: trt.ICudaEngine) -> None:
+    engine.frobnicate()""",
+        'no attribute "frobnicate"',
+        ALL,
+    ),
+    "a property that never was": Fault(
+        """
+def ask(engine: trt.ICudaEngine) -> int:
+    return engine.num_bindings""",
+        'no attribute "num_bindings"',
+        ALL,
+    ),
+    "a function that never was": Fault(
+        """
+def ask() -> None:
+    trt.install()""",
+        'no attribute "install"',
+        ALL,
+    ),
+    "a removed property": Fault(
+        """
+def ask(engine: trt.ICudaEngine) -> int:
+    return engine.device_memory_size""",
+        'no attribute "device_memory_size"',
+        "11.0, 11.4",
+    ),
+    "a removed flag": Fault(
+        """
+FLAG = trt.BuilderFlag.FP16""",
+        'no attribute "FP16"',
+        "11.0, 11.4",
+    ),
+    "a removed network flag": Fault(
+        """
+FLAG = trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH""",
+        'no attribute "EXPLICIT_BATCH"',
+        "11.0, 11.4",
+    ),
+    "a keyword of a wrong name": Fault(
+        """
+def ask(engine: trt.ICudaEngine) -> str:
+    return engine.get_tensor_name(number=0)""",
+        'keyword argument "number"',
+        ALL,
+    ),
+    "an argument too many": Fault(
+        """
+def ask(context: trt.IExecutionContext) -> bool:
+    return context.execute_async_v3(0, 1)""",
+        'Too many arguments for "execute_async_v3"',
+        ALL,
+    ),
+    "an argument too few": Fault(
+        """
+def ask(context: trt.IExecutionContext) -> bool:
+    return context.set_tensor_address('i0')""",
+        'Missing positional argument "memory"',
+        ALL,
+    ),
+    "an argument of a wrong type": Fault(
+        """
+def ask(engine: trt.ICudaEngine) -> bool:
+    return bool(engine.get_tensor_shape(0))""",
+        'type "int"; expected "str"',
+        ALL,
+    ),
+    "a stream for its handle": Fault(
+        """
 def ask(context: trt.IExecutionContext, stream: cuda.Stream) -> bool:
     return context.execute_async_v3(stream)""",
-    "an enumeration for another": """
+        'type "Stream"; expected "int"',
+        ALL,
+    ),
+    "an enumeration for another": Fault(
+        """
 def ask(config: trt.IBuilderConfig) -> None:
     config.set_flag(trt.OnnxParserFlag.NATIVE_INSTANCENORM)""",
-    "a property that cannot be set": "def ask(engine: trt.ICudaEngine) -> None:\n    engine.num_io_tensors = 3",
-    "a property of a type not told": """
+        'expected "BuilderFlag"',
+        ALL,
+    ),
+    "a property that cannot be set": Fault(
+        """
+def ask(engine: trt.ICudaEngine) -> None:
+    engine.num_io_tensors = 3""",
+        "is read-only",
+        ALL,
+    ),
+    "a property of a type not told": Fault(
+        """
 def ask(layer: trt.IConvolutionLayer) -> int:
     return layer.kernel_size_nd.volume""",
-    "an engine that may be None": """
+        '"object" has no attribute "volume"',
+        ALL,
+    ),
+    "an engine that may be None": Fault(
+        """
 def ask(runtime: trt.Runtime) -> int:
     return runtime.deserialize_cuda_engine(b"").num_io_tensors""",
-    "a class without a constructor": "def ask() -> trt.ICudaEngine:\n    return trt.ICudaEngine()",
-    "a new member without a version test": """
+        '"None" of "ICudaEngine | None"',
+        ALL,
+    ),
+    "a class without a constructor": Fault(
+        """
+def ask() -> trt.ICudaEngine:
+    return trt.ICudaEngine()""",
+        "cannot_be_made",
+        ALL,
+    ),
+    "a new member without a version test": Fault(
+        """
 def ask(refitter: trt.Refitter) -> bool:
     return refitter.release_refit_resources()""",
-    "a new member under an older constant": """
+        'no attribute "release_refit_resources"',
+        "10.3, 10.7, 10.13, 10.16, 11.0",
+    ),
+    "a new member under an older constant": Fault(
+        """
 def ask(refitter: trt.Refitter) -> None:
     if versions.AT_LEAST_10_16:
         refitter.release_refit_resources()""",
-    "a new member in the other branch": """
+        'no attribute "release_refit_resources"',
+        "10.16, 11.0",
+    ),
+    "a new member in the other branch": Fault(
+        """
 def ask(refitter: trt.Refitter) -> None:
     if not versions.HAS_RELEASE_REFIT_RESOURCES:
         refitter.release_refit_resources()""",
-    "a new class without a version test": """
+        'no attribute "release_refit_resources"',
+        "10.3, 10.7, 10.13, 10.16, 11.0",
+    ),
+    "a new class without a version test": Fault(
+        """
 class Reader(trt.IStreamReaderV2):
     pass""",
-    "an engine of unknown type": """
+        '"trt.IStreamReaderV2" is not defined',
+        "10.3",
+    ),
+    "an engine of unknown type": Fault(
+        """
 from typing import Any
 def ask(engine: Any) -> None:
     engine.device_memory_size()""",
-    "one out of a list of unknown type": """
+        "engine.device_memory_size is asked of a value of unknown type",
+        ALL,
+    ),
+    "one out of a list of unknown type": Fault(
+        """
 from typing import Any
 def ask(engines: list[Any]) -> None:
     for engine in engines:
         engine.device_memory_size()""",
-    "a function without types": "def ask(engine):\n    engine.frobnicate()",
-    "what no version reaches": """
+        "engine.device_memory_size is asked of a value of unknown type",
+        ALL,
+    ),
+    "a function without types": Fault(
+        """
+def ask(engine):
+    engine.frobnicate()""",
+        "missing a type annotation",
+        ALL,
+    ),
+    "what no version reaches": Fault(
+        """
 def ask(engine: trt.ICudaEngine, number: int) -> None:
     if isinstance(number, str):
         engine.frobnicate()""",
-    "a call of a name in a string": "def ask() -> None:\n    getattr(trt, 'install')()",
-    "a look whether it is there": "def ask(engine: trt.ICudaEngine) -> bool:\n    return hasattr(engine, 'device_memory_size')",
-    "a module's insides": "def ask() -> object:\n    return trt.__dict__['install']",
-    "a module by its name": "import importlib\nlibrary = importlib.import_module('tensorrt')",
-    "a hushed error": "def ask(engine: trt.ICudaEngine) -> None:\n    engine.frobnicate()  # type: ignore[attr-defined]",
-    "a version test of its own": "def ask() -> bool:\n    return trt.__version__ > '11'",
-    "a version test kept for later": "NEW = versions.AT_LEAST_11_0",
-    "two version tests in one": """
+        "Statement is unreachable",
+        ALL,
+    ),
+    "a call of a name in a string": Fault(
+        """
+def ask() -> None:
+    getattr(trt, 'install')()""",
+        "getattr()",
+    ),
+    "a look whether it is there": Fault(
+        """
+def ask(engine: trt.ICudaEngine) -> bool:
+    return hasattr(engine, 'device_memory_size')""",
+        "hasattr()",
+    ),
+    "a module's insides": Fault(
+        """
+def ask() -> object:
+    return trt.__dict__['install']""",
+        "__dict__ shows",
+    ),
+    "a module by its name": Fault(
+        """
+import importlib
+library = importlib.import_module('tensorrt')""",
+        "import_module()",
+    ),
+    "a hushed error": Fault(
+        """
+def ask(engine: trt.ICudaEngine) -> None:
+    engine.frobnicate()  # type: ignore[attr-defined]""",
+        "no error is hushed",
+    ),
+    "a version test of its own": Fault(
+        """
+def ask() -> bool:
+    return trt.__version__ > '11'""",
+        "asked for in versions.py alone",
+    ),
+    "a version test kept for later": Fault(
+        """
+NEW = versions.AT_LEAST_11_0""",
+        "in the test of an `if` only",
+    ),
+    "two version tests in one": Fault(
+        """
 def ask(other: bool) -> int:
     if versions.AT_LEAST_11_0 and other:
         return 1
     return 0""",
-    "all names at once": "from tensorrt import *",
-    "a flag as a number": "def ask(builder: trt.Builder) -> object:\n    return builder.create_network(1 << 0)",
-    "a flag as a plain number": "def ask(builder: trt.Builder) -> object:\n    return builder.create_network(flags=2)",
-    "flags set as a number": "def ask(config: trt.IBuilderConfig) -> None:\n    config.flags = 1 << 19",
-    "flags shifted without int": """
+        "`if not …:` alone",
+    ),
+    "all names at once": Fault(
+        """
+from tensorrt import *""",
+        "imported one by one",
+    ),
+    "a flag as a number": Fault(
+        """
+def ask(builder: trt.Builder) -> object:
+    return builder.create_network(1 << 0)""",
+        "flags by their names",
+    ),
+    "a flag as a plain number": Fault(
+        """
+def ask(builder: trt.Builder) -> object:
+    return builder.create_network(flags=2)""",
+        "flags by their names",
+    ),
+    "flags set as a number": Fault(
+        """
+def ask(config: trt.IBuilderConfig) -> None:
+    config.flags = 1 << 19""",
+        "flags by their names",
+    ),
+    "flags shifted without int": Fault(
+        """
 def ask(builder: trt.Builder) -> object:
     return builder.create_network(1 << trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)""",
-    "a CUDA call that never was": "def ask(stream: cuda.Stream) -> None:\n    stream.wait()",
-    "a CUDA keyword of a wrong name": "EVENT = cuda.Event(flag=1)",
-    "a host copy to a stream's handle": """
+        "Unsupported operand types for <<",
+        ALL,
+    ),
+    "a CUDA call that never was": Fault(
+        """
+def ask(stream: cuda.Stream) -> None:
+    stream.wait()""",
+        'no attribute "wait"',
+        ALL,
+    ),
+    "a CUDA keyword of a wrong name": Fault(
+        """
+EVENT = cuda.Event(flag=1)""",
+        'keyword argument "flag"',
+        ALL,
+    ),
+    "a host copy to a stream's handle": Fault(
+        """
 def ask(stream: cuda.Stream, target: int) -> None:
     cuda.memcpy_htod_async(target, b"", stream.handle)""",
-    "a part of Polygraphy that never was": "from polygraphy.backend.trt import Refit",
-    "a Polygraphy keyword of a wrong name": """
+        'expected "Stream | None"',
+        ALL,
+    ),
+    "a part of Polygraphy that never was": Fault(
+        """
+from polygraphy.backend.trt import Refit""",
+        'no attribute "Refit"',
+        ALL,
+    ),
+    "a Polygraphy keyword of a wrong name": Fault(
+        """
 from polygraphy.backend.trt import CreateConfig
 CONFIG = CreateConfig(refit=True)""",
+        'keyword argument "refit"',
+        ALL,
+    ),
 }
 
 
-def test_what_is_right_passes(findings: Check) -> None:
-    assert (
-        findings(
-            "\n\n".join(
-                body.replace("def ", f"def f{number}_") if not body.lstrip().startswith("if ") else body
-                for number, body in enumerate(GOOD.values())
-            )
-        )
-        == []
-    )
+@pytest.fixture(scope="session")
+def findings(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> dict[str, list[str]]:
+    """What is found in a module for each of GOOD and BAD, all checked together."""
+    folder = tmp_path_factory.mktemp("modules")
+    names = {what: f"module_{number}" for number, what in enumerate([*GOOD, *BAD])}
+    bodies = GOOD | {what: fault.body for what, fault in BAD.items()}
+    for what, name in names.items():
+        (folder / f"{name}.py").write_text(IMPORTS + bodies[what], encoding="utf-8")
+    files = [folder / f"{name}.py" for name in names.values()]
+    found = tensorrt_conformance.check_all(files, folder, cache)
+    found += [finding for file in files for finding in tensorrt_forms.refused(file, NAMES)]
+    return {what: [finding for finding in found if finding.startswith(f"{name}.py:")] for what, name in names.items()}
+
+
+@pytest.mark.parametrize("what", GOOD)
+def test_what_is_right_passes(what: str, findings: dict[str, list[str]]) -> None:
+    assert findings[what] == []
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_what_is_wrong_is_found(what: str, findings: Check) -> None:
-    assert findings(BAD[what])
-
-
-def test_a_finding_says_which_versions_lack_it(findings: Check) -> None:
-    [found] = findings(BAD["a new member under an older constant"])
-    assert 'has no attribute "release_refit_resources"' in found
-    assert found.endswith("(with 10.16, 11.0)")
+def test_what_is_wrong_is_found(what: str, findings: dict[str, list[str]]) -> None:
+    fault = BAD[what]
+    [found] = [finding for finding in findings[what] if fault.says in finding]
+    assert found.endswith(f"(with {fault.versions})") == bool(fault.versions)
 
 
 def test_the_constants_are_those_of_the_tables() -> None:
