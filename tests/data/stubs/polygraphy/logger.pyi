@@ -18,6 +18,7 @@ class Logger:
     ERROR: int
     CRITICAL: int
     module_severity: int
+    colors: bool
     use_python_logging_system: bool
     log_file: str | None
     def verbosity(self, severity: int = ...) -> LoggerVerbosity: ...
