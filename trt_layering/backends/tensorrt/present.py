@@ -117,7 +117,8 @@ def numpy_fits(tensorrt_version: str) -> str:
         raise BackendError(
             f"numpy {text} does not suit TensorRT {tensorrt_version}, whose Python package reads arrays of numpy 2 "
             f"wrongly, as all before {_dotted(NUMPY_2_FROM)} do",
-            where=_where(numpy), remedy=f"pip install 'numpy<2', or a newer TensorRT; if yours was compiled for numpy 2, set {ANY_NUMPY}=1",
+            where=_where(numpy),
+            remedy=f"pip install 'numpy<2', or a newer TensorRT; if yours was compiled for numpy 2, set {ANY_NUMPY}=1",
         )  # fmt: skip
     return text
 
