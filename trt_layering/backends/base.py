@@ -7,17 +7,19 @@ A block's weights reach its engine by one of four *bindings*. `reference`: the e
 addresses given once, at open (ONNX Runtime). `inputs`: the same, through engine inputs (TensorRT). `refit` and `swap`:
 the engine is brought up to date from the arena each time the block's weights have arrived (TensorRT); such an engine
 does so at the start of `execute`, which the chain calls only then.
+
+Where a device executes, `execute` only asks: the chain asks for the next block while one executes, and waits for marks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from trt_layering.store.manifest import Block
+from trt_layering.store.manifest import Block, Value
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -27,11 +29,81 @@ Progress = Callable[[str, int, int], None]
 """Called with the stage's name, how much of it is done and how much there is."""
 
 
+class Landing(Protocol):
+    """Where one read is to go."""
+
+    @property
+    def memory(self) -> memoryview:
+        """For the bytes that are read."""
+        ...
+
+    def put(self) -> None:
+        """The bytes are there, and nothing uses their place in the arena: bring them to it, perhaps later on, in the
+        order in which this is called."""
+        ...
+
+
+class Arena(Protocol):
+    """The memory that streamed weights pass through. Whoever closes it sees to it that nothing uses it any more."""
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        ...
+
+    @property
+    def staged(self) -> bool:
+        """Reads land elsewhere first, so they may begin before their place in the arena is free."""
+        ...
+
+    def landing(self, thread: int, target: int, length: int) -> Landing:
+        """Where loader thread number `thread` is to read `length` bytes that belong at `target`. One at a time for each
+        thread; waits until the memory for it is free."""
+        ...
+
+    def publish(self, block: int) -> None:
+        """By the loader: all that block number `block` needs has been put."""
+        ...
+
+    def arrive(self, block: int) -> None:
+        """By the executor: what it asks of engines from now on must find what was put for `block` at its place."""
+        ...
+
+    def pieces(self, target: int, length: int) -> Iterator[memoryview]:
+        """Bytes that have been put, in order; each piece is valid until the next. For checksums."""
+        ...
+
+    def weight(self, offset: int, dtype: str, shape: tuple[int, ...]) -> Any:
+        """The weight that is to lie at `offset`, as the backend's engines take it; valid until `close`."""
+        ...
+
+    def close(self) -> None:
+        """Give the memory back. May be called twice."""
+        ...
+
+
+class Mark(Protocol):
+    """A moment in what was asked of a backend."""
+
+    def wait(self) -> None:
+        """Return when all that was asked before is done. Raises BackendError if it failed."""
+        ...
+
+
+class Buffers(Protocol):
+    """The memory of one request's activations."""
+
+    @property
+    def tensors(self) -> Mapping[str, Any]:
+        """The backend's tensors over it by name."""
+        ...
+
+
 class Engine(Protocol):
     """One block, ready to execute. Not thread-safe: a chain executes its engines in turn."""
 
     def execute(self, live: Mapping[str, Any], into: Mapping[str, Any]) -> dict[str, Any]:
-        """Execute the block once.
+        """Execute the block once, or have it done: see `Runtime.mark`.
 
         `live` holds the backend's tensors by name, among them every input of the block. `into` may name outputs with
         the tensors they are to be written to; others go to the buffers given at open, or are allocated where there are
@@ -58,17 +130,42 @@ class Runtime(Protocol):
         """What prepared engines depend on beside the version."""
         ...
 
+    ahead: int
+    """How many blocks may be unfinished when the next is asked for; 0 where `execute` returns when it is done."""
+
+    in_host_memory: bool
+    """Whether tensors can be made over any array, so that a caller's array can be written to directly."""
+
+    def arena(self, size: int, blocks: int, threads: int, read_size: int) -> Arena:
+        """Memory of `size` bytes for the weights of `blocks` blocks, to which `threads` loader threads bring pieces of
+        at most `read_size` bytes. MemoryLimitError where the machine has less to give."""
+        ...
+
+    def mark(self) -> Mark:
+        """Stands for all that was asked so far."""
+        ...
+
     def open_streamed(
-        self, folder: Path, block: Block, weights: Mapping[str, np.ndarray[Any, Any]], buffers: Mapping[str, Any]
+        self, folder: Path, block: Block, weights: Mapping[str, Any], buffers: Mapping[str, Any]
     ) -> Engine:
-        """An engine that reads `weights` where they lie, at each execution. They are views of the arena with the
-        dtypes and shapes of the manifest and hold nothing yet; they must outlive the engine."""
+        """An engine that takes `weights` from where they lie, at each execution. They are what `Arena.weight` gave and
+        hold nothing yet; the arena must outlive the engine."""
         ...
 
     def open_resident(self, folder: Path, block: Block, buffers: Mapping[str, Any], read: Read) -> Engine:
         """An engine that has its weights in memory of its own, laid out as executes fastest. They come from
         `weights.bin` in `folder`; `read` fills a buffer, page by page, from an offset of that file, and raises what
         the drive does."""
+        ...
+
+    def buffers(self, places: Sequence[tuple[Value, int]], nbytes: int, ends: Sequence[Value]) -> Buffers:
+        """Memory for one request: `nbytes` in which activations lie at their `places`; `ends` are the model's inputs
+        and outputs of known size, for which a backend that cannot use a caller's arrays takes memory, too."""
+        ...
+
+    def feed(self, arrays: Mapping[str, np.ndarray[Any, Any]], buffers: Buffers) -> dict[str, Any]:
+        """The backend's tensors of a model's inputs: over `arrays`, which are C-contiguous and must outlive them, or in
+        the memory of `buffers`."""
         ...
 
     def wrap(self, array: np.ndarray[Any, Any]) -> Any:
@@ -80,7 +177,7 @@ class Runtime(Protocol):
         ...
 
     def unwrap(self, tensor: Any) -> np.ndarray[Any, Any]:
-        """`tensor` as a numpy array that the caller owns."""
+        """`tensor`, once it is there, as a numpy array that the caller owns."""
         ...
 
     def close(self) -> None:
