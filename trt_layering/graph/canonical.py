@@ -1,6 +1,6 @@
 """Blocks in a form in which equal ones are equal byte for byte, whatever their values, nodes and weights were called.
 
-May import numpy, onnx_ir, shapes and the other modules of graph. Pure functions but for `save_with_weights`, which
+May import numpy, onnx_ir and the other modules of graph. Pure functions but for `save_with_weights`, which
 raises OSError where the disk refuses; the block must be sorted (ModelError).
 """
 
@@ -11,14 +11,27 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import onnx_ir as ir
 
 from trt_layering.graph.dataflow import outer_reads, own_values, subgraphs
-from trt_layering.shapes import ShapeRange
 
 _ALIGNED = 4096
+
+
+class Span(Protocol):
+    """Some range of shapes."""
+
+    @property
+    def min(self) -> tuple[int, ...]: ...
+
+    @property
+    def opt(self) -> tuple[int, ...]: ...
+
+    @property
+    def max(self) -> tuple[int, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -35,13 +48,14 @@ class Canonical:
     outputs: tuple[str, ...]
     weights: tuple[str, ...]
 
-    def key(self, ranges: Mapping[str, ShapeRange]) -> str:
+    def key(self, ranges: Mapping[str, Span]) -> str:
         """A digest in hex that two blocks share if they compute the same function of inputs and weights by the same
         operators, up to the weights' values, for the same `ranges` of shapes of the block's inputs, by their own names.
         """
         digest = hashlib.blake2b(ir.to_proto(as_inputs(self)).SerializeToString(deterministic=True), digest_size=16)
         for name in self.inputs:
-            digest.update(repr(ranges[name]).encode())
+            span = ranges[name]
+            digest.update(repr([list(shape) for shape in (span.min, span.opt, span.max)]).encode())
         return digest.hexdigest()
 
 
@@ -105,7 +119,7 @@ def save_with_weights(form: Canonical, path: Path) -> None:
     path.write_bytes(ir.to_proto(model).SerializeToString(deterministic=True))
 
 
-def fixed(form: Canonical, ranges: Mapping[str, ShapeRange]) -> Canonical:
+def fixed(form: Canonical, ranges: Mapping[str, Span]) -> Canonical:
     """The form with those dims of its inputs as numbers that never vary within `ranges`."""
     model = form.model.clone()
     for value, name in zip(model.graph.inputs, form.inputs, strict=True):
