@@ -100,8 +100,12 @@ def test_a_size_that_depends_on_values_is_refused_by_name(tmp_path: Path) -> Non
 
 def test_a_shape_that_comes_from_elsewhere_is_refused(tmp_path: Path) -> None:
     proto = model(
-        [node("Relu", ["x"], ["r"]), node("Shape", ["r"], ["s"]), node("Neg", ["r"], ["n"])]
-        + [node("Reshape", ["n", "s"], ["y"])],
+        [
+            node("Relu", ["x"], ["r"]),
+            node("Shape", ["r"], ["s"]),
+            node("Neg", ["r"], ["n"]),
+            node("Reshape", ["n", "s"], ["y"]),
+        ],
         [info("x", FLOAT, [4])],
         [info("y", FLOAT, None)],
     )
