@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from trt_layering.runtime.arena import Arena
+from trt_layering.backends.arena import Arena
 from trt_layering.store.reader import WeightFile
 
 MIB = 1 << 20

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from trt_layering.backends.base import Progress
-from trt_layering.backends.onnxruntime.runtime import reported, return_memory, run_plainly
+from trt_layering.backends.onnxruntime.runtime import reported, return_memory, run_plainly, uncut_options
 from trt_layering.backends.onnxruntime.session import open_session
 from trt_layering.compare import relative
 from trt_layering.errors import BackendError, UsageError
@@ -192,7 +192,7 @@ class _Walk:
         widen(variant, wide)
         _take(variant.graph, self._lives[0])
         with reported(f"graph {variant.graph.name!r}"):
-            session = open_session(variant, optimise=False)
+            session = open_session(variant, uncut_options(optimised=False))
             inputs = [value.name or "" for value in variant.graph.inputs]
             outputs = [value.name or "" for value in variant.graph.outputs]
             return [run_plainly(session, outputs, {name: live[name] for name in inputs}) for live in self._lives]

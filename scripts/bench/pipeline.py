@@ -64,7 +64,7 @@ class Bound:
     """
 
     def __init__(self, chain: Chain, feeds: Mapping[str, Any]) -> None:
-        from trt_layering.runtime.arena import Arena
+        from trt_layering.backends.arena import Arena
 
         self._chain, self._feeds = chain, feeds
         self._supply = chain._supply

@@ -45,7 +45,7 @@ def open_store(folder: Path) -> None:
     try:
         for index, extent in enumerate(chain.extents):
             file.read_into(data := memoryview(bytearray(extent.length)), extent.offset)
-            verify_extent(extent, index, data, path=folder / WEIGHTS_FILE)
+            verify_extent(extent, index, [data], path=folder / WEIGHTS_FILE)
     finally:
         file.close()
 
@@ -98,7 +98,7 @@ def test_every_flipped_byte_of_the_weights_is_found(folder: Path) -> None:
         data = bytearray(whole[extent.offset : extent.offset + extent.length])
         data[position - extent.offset] ^= 1 << position % 8
         with pytest.raises(CorruptError, match=f"extent {index} of"):
-            verify_extent(extent, index, memoryview(data))
+            verify_extent(extent, index, [memoryview(data)])
 
 
 @pytest.mark.parametrize("change", [-1, 1, -4096, 4096, -(10**9)])
@@ -354,7 +354,7 @@ def test_what_is_told_of_a_hostile_store_cannot_drive_a_terminal(folder: Path) -
         assert str(caught.value).replace("\n", "").isprintable()
     forge(folder, edits[0])
     with pytest.raises(CorruptError) as caught:
-        verify_extent(read_manifest(folder).extents[0], 0, memoryview(b""))
+        verify_extent(read_manifest(folder).extents[0], 0, [memoryview(b"")])
     assert str(caught.value).replace("\n", "").isprintable()
 
 

@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.runtime.drives import PATIENCE, Faulty, Hanging, Shuffling, failure
+from trt_layering.backends.arena import Arena
 from trt_layering.errors import ClosedError, CorruptError, LayeringError, ReadError, UsageError
-from trt_layering.runtime.arena import Arena
 from trt_layering.runtime.loader import Loader, LoaderOptions
 from trt_layering.runtime.trace import Trace
 from trt_layering.schedule.partition import Partition, Piece
@@ -462,7 +462,7 @@ def test_checksums_are_compared_as_often_as_asked(
     from trt_layering.runtime import loader
 
     checked: list[int] = []
-    monkeypatch.setattr(loader, "verify_extent", lambda extent, index, data, *, path: checked.append(index))
+    monkeypatch.setattr(loader, "verify_extent", lambda extent, index, pieces, *, path: checked.append(index))
     for verify, least, most in (("never", 0, 0), ("first", 8, 8), ("always", 24, 32)):
         checked.clear()
         options = LoaderOptions(read_size=2 * PAGE, verify=verify)  # type: ignore[arg-type]

@@ -334,19 +334,19 @@ def extent_of(data: bytes, *names: str) -> Extent:
 def test_any_flipped_bit_of_an_extent_is_found(seed: int, bit: int) -> None:
     data = bytearray(np.random.default_rng(seed).bytes(PAGE))
     extent = extent_of(bytes(data), "w")
-    verify_extent(extent, 0, memoryview(data))
+    verify_extent(extent, 0, [memoryview(data)])
     data[bit // 8] ^= 1 << bit % 8
     with pytest.raises(CorruptError):
-        verify_extent(extent, 0, memoryview(data))
+        verify_extent(extent, 0, [memoryview(data)])
 
 
 def test_a_wrong_extent_is_told_with_its_tensors_and_the_way_out() -> None:
     extent = extent_of(bytes(PAGE), "a:0", "b/w", "c", "d", "e")
     with pytest.raises(CorruptError, match=r"extent 3 of weights\.bin was changed") as caught:
-        verify_extent(extent, 3, memoryview(bytes(PAGE - 1)))
+        verify_extent(extent, 3, [memoryview(bytes(PAGE - 1))])
     assert caught.value.where == "weights.bin, bytes 4096 to 8192, tensors 'a:0', 'b/w', 'c' and 2 more"
     with pytest.raises(CorruptError) as caught:
-        verify_extent(extent, 3, memoryview(b"\1" * PAGE), path=Path("engines/m/1/weights.bin"))
+        verify_extent(extent, 3, [memoryview(b"\1" * PAGE)], path=Path("engines/m/1/weights.bin"))
     assert caught.value.where.startswith("engines/m/1/weights.bin, bytes 4096")
     assert "--name m --repository" in caught.value.remedy
 
@@ -358,5 +358,5 @@ def test_a_whole_store_passes(tmp_path: Path) -> None:
     file = WeightFile(folder / WEIGHTS_FILE)
     for index, extent in enumerate(chain.extents):
         file.read_into(buffer := aligned(extent.length), extent.offset)
-        verify_extent(extent, index, buffer)
+        verify_extent(extent, index, [buffer])
     file.close()

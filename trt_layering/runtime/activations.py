@@ -6,39 +6,34 @@ May import numpy, the schedule and the manifest's types. Nothing here fails but 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from trt_layering.schedule.activations import Lifetime, pack
-from trt_layering.store.manifest import Block, Value
+from trt_layering.store.manifest import Block, Chain, Value
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class Buffers:
-    """The memory of one request's activations, and the backend's tensors over it by name."""
-
-    memory: Array
-    tensors: dict[str, Any]
-
-
-@dataclass(frozen=True)
 class Packing:
     """Where the activations of known size lie in one piece of memory of `nbytes`, for each request anew; the model's
-    outputs, which its caller gets, are `output_bytes` beside it."""
+    inputs and outputs of known size, the `ends`, of which the outputs are `output_bytes`, are beside it."""
 
     places: tuple[tuple[Value, int], ...]
     nbytes: int
+    ends: tuple[Value, ...]
     output_bytes: int
 
     @classmethod
-    def of(cls, inputs: Sequence[Value], outputs: Sequence[Value], blocks: Sequence[Block]) -> Packing:
-        """For a chain of `blocks` between `inputs` and `outputs`."""
-        static, ends = static_outputs(inputs, blocks), {value.name for value in outputs}
+    def of(cls, chain: Chain, blocks: Sequence[Block]) -> Packing:
+        """For `blocks` of `chain`, one after the other. Where a value's shape has a range, for the largest."""
+        inputs, blocks = _largest(chain, chain.inputs), _at_largest(chain, blocks)
+        static, ends = static_outputs(inputs, blocks), {value.name for value in chain.outputs}
         last = {name: index for index, names in enumerate(last_uses(blocks)) for name in names}
         produced = [
             (value, index)
@@ -49,16 +44,19 @@ class Packing:
         lifetimes = [Lifetime(nbytes(v) or 0, index, last.get(v.name, index)) for v, index in produced]
         offsets, size = pack(lifetimes)
         places = tuple((value, offset) for (value, _), offset in zip(produced, offsets, strict=True))
-        return cls(places, size, sum(nbytes(value) or 0 for value in static.values() if value.name in ends))
+        outputs = [value for value in static.values() if value.name in ends]
+        return cls(places, size, (*inputs, *outputs), sum(nbytes(value) or 0 for value in outputs))
 
-    def buffers(self, wrap: Callable[[Array], Any]) -> Buffers:
-        """Memory for one request, zero until written; `wrap` makes the backend's tensors."""
-        memory = np.zeros(self.nbytes, np.uint8)
-        tensors = {}
-        for value, offset in self.places:
-            array = memory[offset : offset + (nbytes(value) or 0)].view(value.dtype).reshape(_shape(value))
-            tensors[value.name] = wrap(array)
-        return Buffers(memory, tensors)
+
+def _largest(chain: Chain, values: Sequence[Value]) -> tuple[Value, ...]:
+    ranges = chain.tensorrt.ranges if chain.tensorrt else {}
+    return tuple(replace(v, shape=ranges[v.name].max) if v.name in ranges else v for v in values)
+
+
+def _at_largest(chain: Chain, blocks: Sequence[Block]) -> Sequence[Block]:
+    return [
+        replace(block, inputs=_largest(chain, block.inputs), outputs=_largest(chain, block.outputs)) for block in blocks
+    ]
 
 
 def static_outputs(inputs: Sequence[Value], blocks: Sequence[Block]) -> dict[str, Value]:
@@ -88,13 +86,14 @@ def nbytes(value: Value) -> int | None:
         dtype = np.dtype(value.dtype)
     except TypeError:
         return None
-    return math.prod(_shape(value)) * dtype.itemsize or None if dtype.isbuiltin == 1 else None
+    return math.prod(fixed_shape(value)) * dtype.itemsize or None if dtype.isbuiltin == 1 else None
 
 
 def empty(value: Value) -> Array:
     """An array for `value`, whose shape is known."""
-    return np.empty(_shape(value), value.dtype)
+    return np.empty(fixed_shape(value), value.dtype)
 
 
-def _shape(value: Value) -> tuple[int, ...]:
+def fixed_shape(value: Value) -> tuple[int, ...]:
+    """The shape of a value whose shape is known."""
     return tuple(dim for dim in value.shape or () if isinstance(dim, int))

@@ -6,12 +6,14 @@ error the chain can be used again, unless its store is corrupt or it was closed.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -23,9 +25,9 @@ from typing import Any, TypeVar, get_args
 import numpy as np
 
 from trt_layering import backends
-from trt_layering.backends.base import Runtime
-from trt_layering.errors import ClosedError, ForeignError, InputError, MemoryLimitError, UsageError
-from trt_layering.runtime.activations import Buffers, Packing, empty, last_uses, static_outputs
+from trt_layering.backends.base import Buffers, Mark, Runtime
+from trt_layering.errors import BackendError, ClosedError, ForeignError, InputError, MemoryLimitError, UsageError
+from trt_layering.runtime.activations import Packing, empty, last_uses, static_outputs
 from trt_layering.runtime.feeds import checked
 from trt_layering.runtime.footprint import USUAL_WAVE, Footprint, checked_wave
 from trt_layering.runtime.loader import LoaderOptions
@@ -36,7 +38,6 @@ from trt_layering.runtime.trace import Event, Trace
 from trt_layering.shapes import format_shape
 from trt_layering.store.manifest import Chain as Manifest
 from trt_layering.store.manifest import Value, read_manifest, rebuild_remedy, resolve
-from trt_layering.store.reader import check_store
 from trt_layering.units import parse_size
 
 log = logging.getLogger("trt_layering")
@@ -98,12 +99,24 @@ def _memory_errors(name: str) -> Iterator[None]:
 
 @dataclass
 class _Request:
-    """One of the requests that a sweep serves: what is alive of it, what its caller gets, and its own memory for
-    activations (None: that of the chain)."""
+    """One of the requests that a sweep serves: what is alive of it, what its caller gets, and its memory for
+    activations."""
 
     live: dict[str, Any]
     results: dict[str, Array]
-    buffers: Buffers | None
+    buffers: Buffers
+
+
+@dataclass
+class _Asked:
+    """Block number `g` executes, or is to, since `begin`, for the request at `place` in its wave; when `mark` has come,
+    it has, and if it `frees` its weights, no other request needs them."""
+
+    g: int
+    place: int
+    begin: float
+    mark: Mark
+    frees: bool = False
 
 
 class Chain:
@@ -126,18 +139,19 @@ class Chain:
         self.footprint = Footprint.of(manifest, wave)
         self._budget = self.footprint.resident if budget is None else parse_size(budget, what="budget")
         arena_bytes = self.footprint.arena(self._budget, manifest)
-        check_store(folder, manifest)
-        self._runtime = backends.runtime(manifest.backend.name)
+        backends.check(folder, manifest)
+        self._runtime = backends.runtime(manifest)
         _require_fit(folder, manifest, self._runtime)
         loader = loader.resolved(manifest.profile)
         scheduled = self._schedule(folder, arena_bytes, loader, mode)
         self._blocks = tuple(part.block for part in scheduled.parts) if scheduled else manifest.whole or manifest.blocks
-        self._static = static_outputs(manifest.inputs, self._blocks)
+        # Of known size, so that arrays for the caller can be made before they are written.
+        self._static = static_outputs(manifest.inputs, self._blocks) if self._runtime.in_host_memory else {}
         self._outputs = {value.name for value in manifest.outputs}
         self._drops = last_uses(self._blocks)
         self._made = [[v for v in block.outputs if v.name in self._outputs] for block in self._blocks]
-        self._packing = Packing.of(manifest.inputs, manifest.outputs, self._blocks)
-        self._buffers = [self._packing.buffers(self._runtime.wrap)]  # of the chain, then of further requests of a wave
+        self._packing = Packing.of(manifest, self._blocks)
+        self._buffers = [self._new_buffers()]  # of the chain, then of further requests of a wave
         buffers = self._buffers[0].tensors
         if scheduled:
             self._supply = stream(folder, manifest, scheduled, self._runtime, buffers, loader, trace)
@@ -156,6 +170,8 @@ class Chain:
             self._notes["schedule"] = scheduled.fallback
         self._predicted = scheduled.choice.seconds if scheduled else manifest.profile.whole_seconds or None
         self._logged: set[str] = set()
+        self._asked: deque[_Asked] = deque()
+        self._finished_at = 0.0
         self._closing = self._release_after_run = False
         self._closed = False
         self._next = 0
@@ -184,6 +200,10 @@ class Chain:
         if mode == "auto" and self.manifest.optimised and self._budget >= self.footprint.resident:
             return None
         return scheduled(folder, self.manifest, arena_bytes, loader.read_bytes, mode)
+
+    def _new_buffers(self) -> Buffers:
+        packing = self._packing
+        return self._runtime.buffers(packing.places, packing.nbytes, packing.ends)
 
     def start(self) -> None:
         """Begin to load the first blocks."""
@@ -310,6 +330,9 @@ class Chain:
     def _recover(self) -> None:
         """Let the loader leave what the last sweep did not get to, if it did not end."""
         if self._unfinished:
+            while self._asked:
+                with contextlib.suppress(BackendError):  # what failed has been told
+                    self._asked.popleft().mark.wait()
             self._loader.abandon(self._next)
             self._unfinished = False
 
@@ -322,13 +345,28 @@ class Chain:
             for place, request in enumerate(requests):
                 before = self._execute_seconds
                 produced = self._execute(first + index, place, request, fresh[place])
-                if place == len(requests) - 1:
-                    self._loader.finish(first + index)
+                self._asked[-1].frees = place == len(requests) - 1
+                self._finish_all_but(self._runtime.ahead if observer is None else 0)
                 request.live.update(produced)
                 if observer is not None:
                     observer(index, self._execute_seconds - before, request.live)
                 self._settle(index, request, fresh[place], produced)
+        self._finish_all_but(0)
         return [{value.name: one.results[value.name] for value in self.manifest.outputs} for one in requests]
+
+    def _finish_all_but(self, newest: int) -> None:
+        """Wait for what was asked for, but for so many of the `newest`, and let the loader know."""
+        while len(self._asked) > newest:
+            asked = self._asked.popleft()
+            asked.mark.wait()
+            begin, end = max(asked.begin, self._finished_at), time.perf_counter()
+            self._finished_at = end
+            self._execute_seconds += end - begin
+            if asked.frees:
+                self._loader.finish(asked.g)
+            if self._trace is not None:
+                sweep, block = divmod(asked.g, len(self._blocks))
+                self._trace.add(Event("execute", block, sweep, begin, end, 0, asked.place))
 
     def _settle(self, index: int, request: _Request, fresh: Mapping[str, Array], produced: Mapping[str, Any]) -> None:
         """Keep what the caller gets of what block `index` made, and drop what nothing needs after it."""
@@ -341,17 +379,20 @@ class Chain:
     def _begin(self, wave: Sequence[dict[str, Array]]) -> list[_Request]:
         """The requests of `wave`, each but the first with buffers of its own, which are kept for the next wave."""
         while len(self._buffers) < len(wave):
-            self._buffers.append(self._packing.buffers(self._runtime.wrap))
+            self._buffers.append(self._new_buffers())
         requests = []
         for place, arrays in enumerate(wave):
-            live = {name: self._runtime.wrap(array) for name, array in arrays.items()}
+            live = self._runtime.feed(arrays, self._buffers[place])
             results = {name: np.array(array) for name, array in arrays.items() if name in self._outputs}
-            requests.append(_Request(live, results, self._buffers[place] if place else None))
+            requests.append(_Request(live, results, self._buffers[place]))
         return requests
 
     def _await(self, g: int) -> None:
-        """Wait for the weights of block number `g`."""
+        """Wait for the weights of block number `g`. What was asked for before may be what they wait for."""
+        if not self._loader.has_loaded(g):
+            self._finish_all_but(0)
         stall = self._loader.wait_loaded(g)
+        self._supply.arena.arrive(g % len(self._blocks))
         self._stall_seconds += stall
         if stall and self._trace is not None:
             now = time.perf_counter()
@@ -359,20 +400,17 @@ class Chain:
             self._trace.add(Event("wait", block, sweep, now - stall, now, 0))
 
     def _execute(self, g: int, place: int, request: _Request, fresh: Mapping[str, Array]) -> dict[str, Any]:
-        """Execute block number `g` for the request at `place` in the wave; `fresh` are arrays for some outputs."""
+        """Ask for block number `g` for the request at `place` in the wave; `fresh` are arrays for some outputs."""
         if self._closing:
             raise ClosedError(f"the chain {self.manifest.name!r} was closed while it ran", remedy="open it again")
         index = g % len(self._blocks)
         into = {name: self._runtime.wrap(array) for name, array in fresh.items()}
-        if request.buffers is not None:
+        if place:  # the first request has the memory that engines were opened with
             own = request.buffers.tensors
             into.update({v.name: own[v.name] for v in self._blocks[index].outputs if v.name in own})
         begin = time.perf_counter()
-        produced = self._supply.engines[index].execute(request.live, into)
-        end = time.perf_counter()
-        self._execute_seconds += end - begin
-        if self._trace is not None:
-            self._trace.add(Event("execute", index, g // len(self._blocks), begin, end, 0, place))
+        produced: dict[str, Any] = self._supply.engines[index].execute(request.live, into)
+        self._asked.append(_Asked(g, place, begin, self._runtime.mark()))
         return produced
 
     def stats(self) -> dict[str, Any]:

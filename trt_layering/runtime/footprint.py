@@ -49,7 +49,7 @@ class Footprint:
         memory, each = chain.memory, backends.engine_overhead(chain.backend.name)
         packed = chain.weights_bytes * (100 + _PACKED_PERCENT) // 100 if chain.optimised else chain.loaded_bytes
         engines = memory.engines + each * len(chain.whole or chain.blocks)
-        packing = Packing.of(chain.inputs, chain.outputs, chain.blocks)
+        packing = Packing.of(chain, chain.blocks)
         needs = cls(
             largest_block=max(sizes, default=0),
             activations=memory.activations,

@@ -6,6 +6,9 @@ from `Loader.wait_loaded`.
 Loader and executor share a few fields under one lock. The executor publishes how many blocks it has `finished`, which
 wakes the loader; the loader publishes which block numbers have been `loaded`, which wakes the executor. Block numbers g
 count on over sweeps, see `schedule.residency`.
+
+A read may begin when its place in the arena is free. Where the arena is staged, it may begin at once, and what was read
+is put to its place when that is free: staging memory is so much more read-ahead.
 """
 
 from __future__ import annotations
@@ -17,8 +20,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, get_args
 
+from trt_layering.backends.base import Arena
 from trt_layering.errors import ClosedError, LayeringError, ReadError, UsageError
-from trt_layering.runtime.arena import Arena
 from trt_layering.runtime.pace import ReadMeter, usual_seconds
 from trt_layering.runtime.trace import ReadEvent, Trace
 from trt_layering.schedule.residency import Read, Schedule
@@ -115,6 +118,7 @@ class Loader:
         self._lock = threading.RLock()  # a signal handler may come while its thread holds it
         self._arrived = threading.Condition(self._lock)
         self._may_read = threading.Condition(self._lock)
+        self._may_put = threading.Condition(self._lock)
         self._finished = 0
         self._loaded = [-1] * self._count
         self._settled = {block for block, reads in enumerate(schedule.reads) if not reads}
@@ -122,8 +126,10 @@ class Loader:
         self._asked: set[int] = set()  # those, and blocks whose `once` reads are queued or under way
         self._queue: deque[_Task] = deque()
         self._cursor = 0
-        self._missing: dict[int, int] = {}
+        self._unread: dict[int, int] = {}  # by block number, how many of its reads have not ended
+        self._missing: dict[int, int] = {}  # and how many pieces are not at their place
         self._under_way = 0
+        self._held = 0  # of these, reads that have ended and wait for their place
         self._resume_at: int | None = None
         self._stopping = self._paused = False
         self._error: LayeringError | None = None
@@ -161,6 +167,7 @@ class Loader:
             self._stopping = True
             self._arrived.notify_all()
             self._may_read.notify_all()
+            self._may_put.notify_all()
 
     def stop(self) -> None:
         """End all threads and wait for them; whoever waits for a block gets ClosedError."""
@@ -189,17 +196,24 @@ class Loader:
                 raise self._error.with_traceback(None)  # else it would hold the frames of all runs it ever ended
             return self._clock() - begin
 
+    def has_loaded(self, g: int) -> bool:
+        """Whether block number `g` may execute now."""
+        with self._lock:
+            return self._is_loaded(g)
+
     def finish(self, g: int) -> None:
         """Say that block number `g` has executed: from now on its bytes may be overwritten."""
         with self._lock:
             self._finished = g + 1
             self._may_read.notify()
+            if self._held:
+                self._may_put.notify_all()
 
     def pause(self) -> None:
         """Let no read begin until `resume`, and wait until none is under way (or the loader stops). For measuring."""
         with self._lock:
             self._paused = True
-            self._arrived.wait_for(lambda: self._under_way == 0 or self._stopping)
+            self._arrived.wait_for(lambda: self._under_way == self._held or self._stopping)
 
     def settle(self) -> None:
         """Wait until no read is under way and none may begin before a block finishes (or the loader stops or fails)."""
@@ -208,7 +222,8 @@ class Loader:
 
     def _is_idle(self) -> bool:
         task = self._head()
-        return self._under_way == 0 and (task is None or not self._may_begin(task))
+        full = self._held == len(self._threads)
+        return self._under_way == self._held and (task is None or full or not self._may_begin(task))
 
     def resume(self) -> None:
         """Let reads begin again."""
@@ -224,12 +239,14 @@ class Loader:
         """
         with self._lock:
             self._resume_at = g
+            self._may_put.notify_all()
             if self._under_way == 0:
                 self._resume(g)
 
     def _resume(self, g: int) -> None:
         self._resume_at = None
         self._queue.clear()
+        self._unread.clear()
         self._missing.clear()
         self._asked = set(self._kept)
         self._finished = max(self._finished, g)
@@ -276,8 +293,11 @@ class Loader:
             return None
 
     def _may_begin(self, task: _Task) -> bool:
-        free = self._resume_at is None and self._error is None and not self._paused
-        return free and self._finished >= task.g - task.read.lag
+        goes_on = self._resume_at is None and self._error is None and not self._paused
+        return goes_on and (self._arena.staged or self._has_place(task))
+
+    def _has_place(self, task: _Task) -> bool:
+        return self._finished >= task.g - task.read.lag
 
     def _head(self) -> _Task | None:
         """The first read not yet begun, after moving the cursor past blocks that have all they need."""
@@ -289,52 +309,68 @@ class Loader:
             self._asked.add(block)
             self._queue.extend(_Task(self._cursor, read) for read in reads)
             if reads:
-                self._missing[self._cursor] = len(reads)
+                self._unread[self._cursor] = self._missing[self._cursor] = len(reads)
             self._cursor += 1
         return self._queue[0] if self._queue else None
 
     def _carry_out(self, task: _Task, thread: int) -> None:
         read, begin, arrived = task.read, self._clock(), 0
         try:
-            self._file.read_into(
-                self._arena.view(read.target, read.length), self._extents[read.extent].offset + read.offset
-            )
+            landing = self._arena.landing(thread, read.target, read.length)
+            begin = self._clock()
+            self._file.read_into(landing.memory, self._extents[read.extent].offset + read.offset)
             arrived = read.length
         finally:
-            complete = self._count_in(task, thread, begin, arrived)
-        if complete:
-            self._check(task.g % self._count)
+            self._count_in(task, thread, begin, arrived)
+        if self._wait_for_place(task):
+            landing.put()
+            if self._counts_last(task):
+                self._check(task.g % self._count)
+                self._arena.publish(task.g % self._count)
+                with self._lock:
+                    self._publish(task.g)
         with self._lock:
-            if complete:
-                self._publish(task.g)
             self._leave()
 
-    def _count_in(self, task: _Task, thread: int, begin: float, arrived: int) -> bool:
-        """Note that a read has ended, which began at `begin` and brought `arrived` bytes; whether it completes its
-        block."""
+    def _count_in(self, task: _Task, thread: int, begin: float, arrived: int) -> None:
+        """Note that a read has ended, which began at `begin` and brought `arrived` bytes."""
         read = task.read
         with self._lock:
             now = self._clock()
             slow = self._meter.end(now, arrived, self._usual[read.extent] * arrived)
             self.bytes_read += arrived
-            if arrived:
-                self._missing[task.g] -= 1
-            complete = bool(arrived) and self._missing[task.g] == 0
+            self._unread[task.g] -= bool(arrived)
             if self._trace is not None:
                 sweep, block = divmod(task.g, self._count)
+                completes = self._unread[task.g] == 0
                 self._trace.add(
                     ReadEvent(
                         "read", block, sweep, begin, now, arrived, extent=read.extent, offset=read.offset,
-                        target=read.target, length=read.length, thread=thread, completes=complete,
+                        target=read.target, length=read.length, thread=thread, completes=completes,
                     )
                 )  # fmt: skip
                 if slow is not None:
                     self._trace.add_slowdown(slow)
-        return complete
+
+    def _wait_for_place(self, task: _Task) -> bool:
+        """Wait until what was read may be put to its place; whether it is still wanted."""
+        with self._lock:
+            if not self._has_place(task):
+                self._held += 1
+                self._arrived.notify_all()
+                self._may_put.wait_for(lambda: self._has_place(task) or self._stopping or self._resume_at is not None)
+                self._held -= 1
+            return self._has_place(task) and not self._stopping
+
+    def _counts_last(self, task: _Task) -> bool:
+        """Note that a piece of a block has been put; whether it was the last that was missing."""
+        with self._lock:
+            self._missing[task.g] -= 1
+            return self._missing[task.g] == 0
 
     def _publish(self, g: int) -> None:
         block = g % self._count
-        del self._missing[g]
+        del self._missing[g], self._unread[g]
         self._loaded[block] = g
         self._kept.add(block)
         if all(read.once for read in self._schedule.reads[block]):
@@ -345,7 +381,7 @@ class Loader:
         self._under_way -= 1
         if self._under_way == 0 and self._resume_at is not None:
             self._resume(self._resume_at)
-        if self._under_way == 0:
+        if self._under_way == self._held:
             self._arrived.notify_all()
 
     def _fail(self, error: LayeringError) -> None:
@@ -361,6 +397,6 @@ class Loader:
         for index in dict.fromkeys(read.extent for read in self._schedule.reads[block]):
             extent = self._extents[index]
             if self._verify == "always" or (self._verify == "first" and index not in self._checked):
-                verify_extent(extent, index, self._arena.view(target, extent.length), path=self._file.path)
+                verify_extent(extent, index, self._arena.pieces(target, extent.length), path=self._file.path)
                 self._checked.add(index)
             target += extent.length

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from trt_layering.backends.arena import Arena, dtype_of
 from trt_layering.backends.base import Runtime
 from trt_layering.errors import BackendError, InputError, LayeringError, MemoryLimitError
-from trt_layering.runtime.arena import Arena, dtype_of
 from trt_layering.store.manifest import PAGE, Block, Chain, Extent
 from trt_layering.store.reader import WeightFile, verify_stored
 

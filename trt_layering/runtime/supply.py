@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from trt_layering.backends.base import Engine, Runtime
-from trt_layering.runtime.arena import Arena, dtype_of
+from trt_layering.backends.arena import Arena as HostArena
+from trt_layering.backends.base import Arena, Engine, Runtime
 from trt_layering.runtime.loader import Loader, LoaderOptions
 from trt_layering.runtime.rows import RowReader
 from trt_layering.runtime.schedules import Scheduled
@@ -85,12 +83,14 @@ def stream(
     """Engines over an arena through which the weights pass as `scheduled` says; those that read rows need none. `trace`
     gets the reads."""
     schedule = scheduled.schedule
-    arena, file = _open_memory_and_file(folder, schedule.arena_bytes, options)
+    blocks, threads = len(schedule.offsets), options.parallel_reads
+    arena = runtime.arena(schedule.arena_bytes, blocks, threads, options.read_bytes)
+    file = _open_file(folder, options, arena)
     loader = Loader(schedule, chain.extents, arena, file, options, profile=chain.profile, trace=trace)
     supply = Supply([], loader, arena, file, schedule.mode, schedule.resident_bytes)
     try:
         if schedule.arena_bytes:
-            with closing(Arena(PAGE)) as page:  # not the arena itself, of which a huge page would be taken
+            with closing(HostArena(PAGE)) as page:  # not the arena itself, of which a huge page would be taken
                 file.read_into(page.view(0, PAGE), 0)  # shows whether direct reads work
         if any(part.block.rows is not None for part in scheduled.parts):
             supply.rows = RowReader(file)
@@ -101,6 +101,7 @@ def stream(
             weights = _views(chain, part.block.extents, arena, offset)
             supply.engines.append(runtime.open_streamed(folder, part.block, weights, buffers))
             weights.clear()
+        runtime.ready()
     except BaseException:
         supply.close()
         raise
@@ -116,7 +117,8 @@ def keep(
     options: LoaderOptions,
 ) -> Supply:
     """Engines of `blocks` that have all their weights, in whatever layout executes fastest."""
-    arena, file = _open_memory_and_file(folder, 0, options)
+    arena = HostArena(0)
+    file = _open_file(folder, options, arena)
     still = Schedule(0, (0,) * len(blocks), ((),) * len(blocks))
     supply = Supply(
         [], Loader(still, chain.extents, arena, file, options), arena, file, "resident", chain.weights_bytes
@@ -126,6 +128,7 @@ def keep(
             _verify(chain, file, options)
         for block in blocks:
             supply.engines.append(runtime.open_resident(folder, block, buffers, file.read_into))
+        runtime.ready()
     except BaseException:
         supply.close()
         raise
@@ -133,10 +136,10 @@ def keep(
     return supply
 
 
-def _open_memory_and_file(folder: Path, size: int, options: LoaderOptions) -> tuple[Arena, WeightFile]:
-    arena = Arena(size)
+def _open_file(folder: Path, options: LoaderOptions, arena: Arena) -> WeightFile:
+    """The weight store; `arena` is closed where it cannot be opened."""
     try:
-        return arena, WeightFile(folder / WEIGHTS_FILE, direct=options.direct_io)
+        return WeightFile(folder / WEIGHTS_FILE, direct=options.direct_io)
     except BaseException:
         arena.close()
         raise
@@ -144,17 +147,17 @@ def _open_memory_and_file(folder: Path, size: int, options: LoaderOptions) -> tu
 
 def _verify(chain: Chain, file: WeightFile, options: LoaderOptions) -> None:
     """Compare the checksums of all extents, one after the other passing through memory."""
-    with closing(Arena(options.read_bytes)) as staging:
+    with closing(HostArena(options.read_bytes)) as staging:
         for index, extent in enumerate(chain.extents):
             verify_stored(file, extent, index, staging.view(0, staging.size))
 
 
-def _views(chain: Chain, extents: Iterable[int], memory: Arena, offset: int) -> dict[str, np.ndarray[Any, Any]]:
+def _views(chain: Chain, extents: Iterable[int], memory: Arena, offset: int) -> dict[str, Any]:
     """The tensors of `extents`, which begin at `offset` of `memory`, by name."""
     views = {}
     for index in extents:
         extent = chain.extents[index]
         for tensor in extent.tensors:
-            views[tensor.name] = memory.array(offset + tensor.offset, dtype_of(tensor.dtype), tensor.shape)
+            views[tensor.name] = memory.weight(offset + tensor.offset, tensor.dtype, tensor.shape)
         offset += extent.length
     return views

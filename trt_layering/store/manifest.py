@@ -26,7 +26,8 @@ from msgspec import Meta
 from trt_layering.errors import BuildError, CorruptError, ForeignError, NotBuiltError, ReadError, UsageError
 from trt_layering.words import printable
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+_READABLE = (2, 3)
 MANIFEST_FILE = "chain.json"
 WEIGHTS_FILE = "weights.bin"
 SCHEDULES_FILE = "schedules.json"
@@ -62,6 +63,8 @@ Hash128 = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
 Magnitude = Annotated[float, Meta(ge=0, le=1e18)]
 Shape = Annotated[tuple[Count, ...], Meta(max_length=64)]
 Dim = Count | Text | None
+Binding = Literal["inputs", "refit", "swap"]
+Placement = Literal["staged", "zero-copy", "managed", "pinned"]
 
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -102,7 +105,10 @@ class Block(_Record, frozen=True):
     order in which they lie in the arena. `inputs` and `outputs` are activations by name.
 
     A block with `rows` only gathers rows of a table, its one tensor: its one output has, for each number in the input
-    called `rows`, that row. It can be executed without loading the table, see `runtime.rows`."""
+    called `rows`, that row. It can be executed without loading the table, see `runtime.rows`.
+
+    `weights` are tensors by name, in the order in which a TensorRT engine numbers its weights (`w0`, `w1`, ...); its
+    inputs and outputs are numbered as in `inputs` and `outputs`, so that equal blocks can share one."""
 
     name: PlainName
     file: PlainName
@@ -111,6 +117,7 @@ class Block(_Record, frozen=True):
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     rows: Text | None = None
+    weights: tuple[Text, ...] = ()
 
 
 class Part(_Record, frozen=True):
@@ -131,12 +138,15 @@ class Backend(_Record, frozen=True):
 
 class Memory(_Record, frozen=True):
     """Bytes beyond the arena, measured by the build's check at `shapes`: `activations` passed between blocks, `scratch`
-    used inside blocks, `engines` the opened engines and the inference library's own state."""
+    used inside blocks, `engines` the opened engines and the inference library's own state. Beside them, where a device
+    executes: `staging` that reads land in, and `slots` for engines that come and go with their weights."""
 
     activations: Count
     scratch: Count
     engines: Count
     shapes: dict[str, Shape]
+    staging: Count = 0
+    slots: Count = 0
 
 
 class Check(_Record, frozen=True):
@@ -191,13 +201,45 @@ class Narrowed(_Record, frozen=True):
     saved_bytes: Count = 0
 
 
+class Range(_Record, frozen=True):
+    """The shapes that a value may have, from the smallest to the largest, and the most usual."""
+
+    min: Shape
+    opt: Shape
+    max: Shape
+
+
+class Candidate(_Record, frozen=True):
+    """A binding that the build tried: the seconds that a sweep was reckoned to take with it, 0 where it was not timed,
+    and in words why it was taken or not."""
+
+    binding: Binding
+    seconds: Magnitude
+    words: str
+
+
+class TensorRt(_Record, frozen=True):
+    """How a chain of TensorRT engines gets its weights: the `binding`, and the `placement` of the arena; the `ranges`
+    for which its engines were built, of every value whose shape varies; `scratch`, the bytes that the hungriest engine
+    takes while it executes; and what else was tried.
+
+    With the binding "swap" a block's extent holds its whole plan, as one tensor of uint8 called "plan".
+    """
+
+    binding: Binding
+    placement: Placement
+    scratch: Count = 0
+    ranges: dict[str, Range] = {}
+    candidates: tuple[Candidate, ...] = ()
+
+
 class Chain(_Record, frozen=True):
     """All that is known of a built chain. `extents` follow each other in `weights.bin` without gaps, from byte 0.
 
     `whole` is the same computation over the same extents in as few blocks as it was prepared in, for when all weights
     stay in memory and seams would only cost; it is empty where `blocks` are no more than that. `joined` are engines
     for runs of `blocks`, of which a schedule may use any in place of those. `weights` is how weights of float32 are
-    stored: "fp32", "fp16" or "bf16"; `narrowed` says what that cost.
+    stored: "fp32", "fp16" or "bf16"; `narrowed` says what that cost. `tensorrt` is there for chains of that backend.
     """
 
     format: int
@@ -219,6 +261,7 @@ class Chain(_Record, frozen=True):
     joined: tuple[Part, ...] = ()
     weights: Literal["fp32", "fp16", "bf16"] = "fp32"
     narrowed: tuple[Narrowed, ...] = ()
+    tensorrt: TensorRt | None = None
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -298,9 +341,10 @@ def _decode(data: bytes, path: Path) -> Chain:
         raise _corrupt(path, "was changed after it was written: its digest does not match")
     try:
         version = msgspec.json.decode(envelope.chain, type=_Format).format
-        if version != FORMAT_VERSION:
+        if version not in _READABLE:
             raise ForeignError(
-                f"the chain has format {version}; this version of trt-layering reads format {FORMAT_VERSION}",
+                f"the chain has format {version}; this version of trt-layering reads formats "
+                f"{' and '.join(map(str, _READABLE))}",
                 where=str(path), remedy=rebuild_remedy(path.parent),
             )  # fmt: skip
         chain = msgspec.json.decode(envelope.chain, type=Chain)

@@ -10,7 +10,7 @@ import errno
 import fcntl
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
@@ -170,10 +170,13 @@ def check_store(folder: Path, chain: Chain) -> None:
             )  # fmt: skip
 
 
-def verify_extent(extent: Extent, index: int, data: memoryview, *, path: Path | None = None) -> None:
-    """Checks `data`, all bytes of extent `index` as read, against its checksum, without the GIL. `path` is the
-    `weights.bin` it came from, for the error. Raises CorruptError naming the extent and its tensors."""
-    _compare(extent, index, xxhash.xxh3_64_hexdigest(data), path)
+def verify_extent(extent: Extent, index: int, pieces: Iterable[memoryview], *, path: Path | None = None) -> None:
+    """Checks `pieces`, which are all bytes of extent `index` as read, in order, against its checksum, without the GIL.
+    `path` is the `weights.bin` they came from, for the error. Raises CorruptError naming the extent and its tensors."""
+    digest = xxhash.xxh3_64()
+    for piece in pieces:
+        digest.update(piece)
+    _compare(extent, index, digest.hexdigest(), path)
 
 
 def verify_stored(file: WeightFile, extent: Extent, index: int, staging: memoryview) -> None:

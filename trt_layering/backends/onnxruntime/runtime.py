@@ -12,10 +12,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,12 @@ import onnxruntime as ort
 from onnxruntime.capi import _pybind_state as C
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
-from trt_layering.backends.base import Read
+from trt_layering.backends.arena import Arena
+from trt_layering.backends.base import Buffers, Read
 from trt_layering.backends.onnxruntime import machine
 from trt_layering.backends.onnxruntime.mapped import take_over
 from trt_layering.errors import BackendError, LayeringError, MemoryLimitError
-from trt_layering.store.manifest import WEIGHTS_FILE, Block
+from trt_layering.store.manifest import WEIGHTS_FILE, Block, Value
 
 Array = np.ndarray[Any, Any]
 
@@ -176,8 +179,26 @@ def _is_the_callers(error: Exception) -> bool:
     return type(error).__module__.partition(".")[0] not in _LIBRARIES
 
 
+class Done:
+    """A mark in what is executed at once."""
+
+    def wait(self) -> None:
+        """It is done."""
+
+
+@dataclass(frozen=True)
+class HostBuffers:
+    """One request's activations in `memory`; see `backends.base.Buffers`."""
+
+    memory: Array
+    tensors: dict[str, ort.OrtValue]
+
+
 class OnnxRuntime:
     """The ONNX Runtime side of one open chain."""
+
+    ahead = 0
+    in_host_memory = True
 
     def __init__(self) -> None:
         _share_allocator()
@@ -186,6 +207,14 @@ class OnnxRuntime:
 
     version = staticmethod(machine.version)
     fingerprint = staticmethod(machine.fingerprint)
+
+    def arena(self, size: int, blocks: int, threads: int, read_size: int) -> Arena:
+        """Host memory, to which reads go directly."""
+        return Arena(size)
+
+    def mark(self) -> Done:
+        """Whatever was asked for has been executed."""
+        return Done()
 
     def open_streamed(
         self, folder: Path, block: Block, weights: Mapping[str, Array], buffers: Mapping[str, ort.OrtValue]
@@ -197,6 +226,9 @@ class OnnxRuntime:
         for name, value in values.items():
             options.add_initializer(name, value)
         return self._open(folder, block, options, values, buffers)
+
+    def ready(self) -> None:
+        """There is nothing that would not be done by executing."""
 
     def open_resident(
         self, folder: Path, block: Block, buffers: Mapping[str, ort.OrtValue], read: Read
@@ -220,6 +252,16 @@ class OnnxRuntime:
         with reported(f"{block.name} ({folder / block.file})"):
             session = ort.InferenceSession(str(folder / block.file), options, providers=PROVIDERS)
             return OnnxRuntimeEngine(session, block, weights, buffers)
+
+    def buffers(self, places: Sequence[tuple[Value, int]], nbytes: int, ends: Sequence[Value]) -> HostBuffers:
+        """Memory for one request, zero until written; inputs and outputs are the caller's arrays."""
+        memory = np.zeros(nbytes, np.uint8)
+        tensors = {value.name: tensor_over(_array_of(value, memory[offset:])) for value, offset in places}
+        return HostBuffers(memory, tensors)
+
+    def feed(self, arrays: Mapping[str, Array], buffers: Buffers) -> dict[str, ort.OrtValue | Array]:
+        """Tensors over the arrays themselves."""
+        return {name: self.wrap(array) for name, array in arrays.items()}
 
     def wrap(self, array: Array) -> ort.OrtValue | Array:
         """ONNX Runtime's tensor over `array`; text stays an array, since Python can make no tensor of it."""
@@ -341,6 +383,13 @@ class OnnxRuntimeEngine:
         self._bound = {}
         self._weights = {}
         self._buffers = {}
+
+
+def _array_of(value: Value, memory: Array) -> Array:
+    """The first bytes of `memory` as an array for `value`, whose shape is known."""
+    shape = tuple(dim for dim in value.shape or () if isinstance(dim, int))
+    dtype = np.dtype(value.dtype)
+    return memory[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
 
 
 def return_memory() -> None:

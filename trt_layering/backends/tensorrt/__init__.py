@@ -1,1 +1,1 @@
-"""Builds and runs chains with NVIDIA's TensorRT. Importing this imports neither TensorRT nor PyCUDA."""
+"""The TensorRT backend. Only `driver`, `present` and `plan_file` may be imported where it cannot be used."""

@@ -1,4 +1,4 @@
-"""The memory that streamed weights pass through: one page-aligned mapping, given back as a whole.
+"""Host memory that streamed weights pass through: one page-aligned mapping, given back as a whole.
 
 May import errors. A mapping the kernel refuses raises MemoryLimitError.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,14 +27,26 @@ def dtype_of(word: str) -> np.dtype[Any]:
     return dtype
 
 
+@dataclass(frozen=True)
+class InPlace:
+    """A landing at the very place in the arena; see `backends.base.Landing`."""
+
+    memory: memoryview
+
+    def put(self) -> None:
+        """It is there."""
+
+
 class Arena:
-    """`size` bytes of anonymous memory, zero until written, aligned to a page.
+    """`size` bytes of anonymous memory, zero until written, aligned to a page; see `backends.base.Arena`.
 
     The kernel is asked for huge pages, which it gives to private memory only: they make direct reads cheaper (fewer
     pieces for the drive to fill, fewer pages to pin). Pages are taken when first written. Views do not keep the memory:
     whoever closes the arena sees to it that nothing uses one any more, neither an engine nor a read under way. (A view
     that did, in the traceback of some error, would keep the arena from closing.)
     """
+
+    staged = False
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -56,6 +70,24 @@ class Arena:
     def view(self, offset: int, length: int) -> memoryview:
         """Writable bytes [offset, offset + length); valid until `close`."""
         return memoryview((ctypes.c_ubyte * length).from_address(self._address + offset)).cast("B")
+
+    def landing(self, thread: int, target: int, length: int) -> InPlace:
+        """The place itself, whichever thread asks."""
+        return InPlace(self.view(target, length))
+
+    def publish(self, block: int) -> None:
+        """What was put is where it belongs."""
+
+    def arrive(self, block: int) -> None:
+        """What was put is where it belongs."""
+
+    def pieces(self, target: int, length: int) -> Iterator[memoryview]:
+        """All `length` bytes at `target` as one piece."""
+        yield self.view(target, length)
+
+    def weight(self, offset: int, dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        """The bytes at `offset` as an array; valid until `close`."""
+        return self.array(offset, dtype_of(dtype), shape)
 
     def array(self, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         """The bytes at `offset` as an array; valid until `close`."""

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trt_layering.backends.arena import Arena
 from trt_layering.errors import MemoryLimitError
 from trt_layering.runtime import meter
-from trt_layering.runtime.arena import Arena
 
 MIB = 1 << 20
 

@@ -1,0 +1,73 @@
+"""Puts the emulated GPU in the place of a real one, for this process and its children, and takes it away again.
+
+Imports the standard library. A C compiler (`cc`) must be there for the emulated driver.
+"""
+
+from __future__ import annotations
+
+import _ctypes
+import ctypes
+import functools
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+PACKAGES = ("pycuda", "tensorrt", "emulated_device")
+
+
+@functools.cache
+def driver() -> Path:
+    """The emulated `libcuda.so.1`, built once for each process; its folder is removed when the process ends."""
+    folder = tempfile.TemporaryDirectory(prefix="emulated-cuda-")
+    driver.folder = folder  # type: ignore[attr-defined]
+    library = Path(folder.name, "libcuda.so.1")
+    source = str(HERE / "libcuda.c")
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Wl,-soname,libcuda.so.1", "-o", str(library), source], check=True
+    )
+    return library
+
+
+def environment(**switches: str) -> dict[str, str]:
+    """The environment for a child that is to find the emulation. `switches`: `seed="3"` is EMULATED_SEED=3."""
+    found = {name: value for name, value in os.environ.items() if not name.startswith("EMULATED_")}
+    for name, first in (("PYTHONPATH", str(HERE)), ("LD_LIBRARY_PATH", str(driver().parent))):
+        found[name] = os.pathsep.join(filter(None, (first, found.get(name, ""))))
+    return found | {f"EMULATED_{name.upper()}": value for name, value in switches.items()}
+
+
+@contextmanager
+def installed(**switches: str) -> Iterator[Any]:
+    """The emulation in this process and in children it starts; the value is the `Machine`.
+
+    On leaving, `sys.path`, the environment and `sys.modules` are as before. That nothing was misused is for the caller
+    to ask: `machine.assert_clean()`.
+    """
+    before, path = dict(os.environ), list(sys.path)
+    library = ctypes.CDLL(str(driver()))
+    hidden, wanted = _forget(), environment(**switches)
+    os.environ.clear()
+    os.environ.update(wanted)
+    sys.path.insert(0, str(HERE))
+    try:
+        import emulated_device
+
+        yield emulated_device.replace_machine()
+    finally:
+        _forget()
+        sys.modules.update(hidden)
+        sys.path[:] = path
+        os.environ.clear()
+        os.environ.update(before)
+        _ctypes.dlclose(library._handle)
+
+
+def _forget() -> dict[str, Any]:
+    names = [name for name in sys.modules if name.split(".")[0] in PACKAGES]
+    return {name: sys.modules.pop(name) for name in names}
