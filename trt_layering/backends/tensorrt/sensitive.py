@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
-from trt_layering.backends.onnxruntime.runtime import reported, run_plainly
+from trt_layering.backends.onnxruntime.runtime import reported, run_plainly, uncut_options
 from trt_layering.backends.onnxruntime.session import open_session
 from trt_layering.compare import relative
 from trt_layering.errors import BackendError
@@ -188,7 +188,7 @@ def largest_difference(
 def run(model: ir.Model, names: Sequence[str], lives: Sequence[Feeds]) -> list[Feeds]:
     """Outputs `names` of `model` for each of `lives`."""
     with reported(f"graph {model.graph.name!r}"):
-        session = open_session(_unmapped(model), optimise=False)
+        session = open_session(_unmapped(model), uncut_options(optimised=False))
         inputs = [value.name or "" for value in model.graph.inputs]
         return [run_plainly(session, names, {name: live[name] for name in inputs}) for live in lives]
 
@@ -199,7 +199,7 @@ def try_rounded(
     """`run` with the inputs `narrow` rounded; None where it fails, as indices made of what is infinite do."""
     rounds = [{**live, **{name: _rounded_array(live[name]) for name in narrow}} for live in lives]
     with reported(f"graph {model.graph.name!r}"):
-        session = open_session(_unmapped(model), optimise=False)
+        session = open_session(_unmapped(model), uncut_options(optimised=False))
     inputs = [value.name or "" for value in model.graph.inputs]
     return [_attempt(session, names, {name: live[name] for name in inputs}) for live in rounds]
 
