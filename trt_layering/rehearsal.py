@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from trt_layering import child, profiling
+from trt_layering import backends, child, profiling
 from trt_layering.errors import BackendError
 from trt_layering.store.manifest import Block, Chain, Memory, Profile
 
@@ -102,10 +102,8 @@ def _without_shapes(draft: Chain) -> Chain:
 
 def _run(task: Mapping[str, Any]) -> dict[str, Any]:
     """In the child."""
-    from trt_layering.backends.onnxruntime.runtime import share_thread_pool
-
-    share_thread_pool()
     folder, draft = Path(task["folder"]), msgspec.convert(task["chain"], Chain)
+    backends.share_threads(draft)
     trials = child.load_arrays(Path(task["trials"]))
     memory, outputs = _first_runs(folder, draft, trials)
     child.save_arrays(Path(task["outputs"]), outputs)

@@ -65,6 +65,15 @@ def _require_tensorrt() -> None:
     present.require()
 
 
+def share_threads(chain: Chain) -> None:
+    """In a process of one's own that opens nothing but `chain`: let its engines share one thread pool, if they have
+    any."""
+    if chain.backend.name == "onnxruntime":
+        from trt_layering.backends.onnxruntime.runtime import share_thread_pool
+
+        share_thread_pool()
+
+
 def engine_overhead(name: str) -> int:
     """Bytes that each engine of backend `name` takes in this process beside those that a build measures."""
     if name != "onnxruntime":
