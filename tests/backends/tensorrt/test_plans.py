@@ -19,9 +19,9 @@ from tests.backends.tensorrt import work
 from tests.backends.tensorrt.blocks import request
 from trt_layering import child
 from trt_layering.backends.tensorrt import plans
-from trt_layering.backends.tensorrt.plans import BlockTooLarge, PlanBuilder, PlanRequest, Range
+from trt_layering.backends.tensorrt.plans import BlockTooLarge, PlanBuilder, PlanRequest
 from trt_layering.errors import BuildError, ModelError
-from trt_layering.store.manifest import PAGE
+from trt_layering.store.manifest import PAGE, Range
 
 MIB = 1 << 20
 GPU = {"gpu": "Orin (nvgpu)", "sm": "8.7"}
