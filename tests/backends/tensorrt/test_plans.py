@@ -161,7 +161,9 @@ def test_two_builds_at_once_share_the_work(
     waiting = threading.Event()
     monkeypatch.setattr(plans.log, "warning", lambda words, *more: waiting.set() if "waiting" in words else None)
     asked, found = request(tmp_path), []
-    threads = [threading.Thread(target=lambda: found.append(builder(repository).plan(asked))) for _ in range(2)]
+    threads = [
+        threading.Thread(target=lambda: found.append(builder(repository).plan(asked)), daemon=True) for _ in range(2)
+    ]
     for thread in threads:
         thread.start()
     assert waiting.wait(60)
