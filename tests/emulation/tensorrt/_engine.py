@@ -261,7 +261,7 @@ class _Scratch:
     def close(self) -> None:
         if any(not work.done for work in self.works):
             self.machine.note_fault("an execution context died while its work was pending")
-        if self.own:
+        elif self.own:
             self.machine.free(self.own)
 
     def check(self, stream: Any, size: int) -> None:

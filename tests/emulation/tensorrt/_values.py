@@ -15,7 +15,7 @@ import onnx
 from emulated_device import machine
 
 from . import _enums, _tables
-from ._native import Native, _lacking
+from ._native import Native
 
 _ONNX = onnx.TensorProto
 ONNX_TO_TRT = {
@@ -55,7 +55,9 @@ def nbytes(name: str, shape: Sequence[int]) -> int:
 
 class ILogger(Native):
     Severity = _enums.Severity
-    log = _lacking("ILogger.log without an override")
+
+    def log(self, severity: Any, msg: str) -> None:
+        machine().fault("a logger does not override ILogger.log")
 
 
 class Logger(ILogger):
