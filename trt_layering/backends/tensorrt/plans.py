@@ -236,7 +236,8 @@ def _refusal(request: PlanRequest, answer: Mapping[str, Any]) -> BuildError:
 def _short(answer: Mapping[str, Any]) -> str:
     """The reason, and after it the last that TensorRT said of it."""
     lines = dict.fromkeys(printable(" ".join(line.split()))[:300] for line in answer.get("lines", ()))
-    reason = printable(" ".join(answer["words"].split()))[:300]
+    words: str = answer["words"]
+    reason = printable(" ".join(words.split()))[:300]
     return " | ".join([reason, *(line for line in list(lines)[-3:] if reason not in line)])
 
 
