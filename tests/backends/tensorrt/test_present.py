@@ -185,6 +185,9 @@ def test_numpy_2_needs_a_tensorrt_that_reads_it(
     error = refusal()
     assert f"numpy {numpy} does not suit TensorRT {tensorrt}" in error.what
     assert "numpy<2" in error.remedy
+    monkeypatch.setenv(present.ANY_NUMPY, "1")
+    present.forget()
+    assert present.missing() is None
 
 
 # ------------------------------------------------------------------------------------------------------------- what is
