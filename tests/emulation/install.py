@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-PACKAGES = ("pycuda", "tensorrt", "emulated_device")
+PACKAGES = ("pycuda", "tensorrt", "emulated_device", "polygraphy")
 
 
 @functools.cache
