@@ -174,11 +174,11 @@ def test_rows_of_a_table_cross_a_seam_narrow_and_exact(tmp_path: Path, optimise:
 def test_a_kernel_that_refuses_a_narrow_weight_keeps_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = session.open_session
 
-    def refusing(graph: Any, optimise: bool, saved: Path | None = None) -> Any:
+    def refusing(graph: Any, options: Any, saved: Path | None = None) -> Any:
         tensor = graph.graph.initializers["w1"].const_value if "w1" in graph.graph.initializers else None
         if tensor is not None and tensor.dtype.name == "FLOAT16":
             raise BackendError("ONNX Runtime refused: w1 must be a constant")
-        return real(graph, optimise, saved)
+        return real(graph, options, saved)
 
     monkeypatch.setattr(narrowing, "open_session", refusing)
     path, done = built(layers(4), tmp_path, weights="fp16", optimise=False)

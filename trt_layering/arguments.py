@@ -94,11 +94,17 @@ def _add_shape(parser: argparse.ArgumentParser, names: Sequence[str], words: str
 def _add_build(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="MODEL.onnx|CONFIG.yaml", help="a model, or a deployment of models")
     parser.add_argument("--name", metavar="N", help="the chain's name (default: the file's); or which of CONFIG.yaml")
+    words = "only those of CONFIG.yaml that are not up to date; one that fails does not stop the others"
+    parser.add_argument("--all", action="store_true", help=words)
     _add_repository(parser)
-    parser.add_argument(
-        "--backend", choices=("auto", "onnxruntime", "tensorrt"), help="not yet: tensorrt (default: auto)"
-    )
-    parser.add_argument("--precision", choices=("fp32", "fp16"), help="not yet: fp16 (default: fp32)")
+    words = "what executes blocks (default: auto: tensorrt where it can be used, else onnxruntime)"
+    parser.add_argument("--backend", choices=("auto", "onnxruntime", "tensorrt"), help=words)
+    words = "what is computed in; fp16 is for tensorrt (default: fp32)"
+    parser.add_argument("--precision", choices=("fp32", "fp16"), help=words)
+    words = "how TensorRT engines get their weights (default: auto: the fastest that answers rightly)"
+    parser.add_argument("--binding", choices=("auto", "inputs", "refit", "swap"), help=words)
+    words = "the memory through which weights come to the GPU (default: auto: what is measured to be fastest)"
+    parser.add_argument("--placement", choices=("auto", "staged", "zero-copy", "managed"), help=words)
     parser.add_argument(
         "--weights", choices=("fp32", "fp16", "bf16"), help="how weights of float32 are stored (default: fp32)"
     )
@@ -201,6 +207,8 @@ def models_to_build(options: argparse.Namespace) -> tuple[str, list[Model]]:
     from trt_layering.config import Model
 
     config = config_of(options.target)
+    if options.all and (config is None or options.name is not None):
+        raise UsageError("--all is for every model of CONFIG.yaml", remedy="leave it out, or name a deployment alone")
     if config is None:
         name = options.name or re.sub(r"[^A-Za-z0-9._-]", "-", Path(options.target).stem).lstrip(".") or "model"
         return options.repository or "engines", [_with_flags(Model(name=name, onnx=options.target), options)]
@@ -218,6 +226,8 @@ def _with_flags(model: Model, options: argparse.Namespace) -> Model:
     said: dict[str, Any] = {
         "backend": options.backend,
         "precision": options.precision,
+        "binding": options.binding,
+        "placement": options.placement,
         "weights": options.weights,
         "weights_tolerance": options.weights_tolerance,
         "block_size": _block_size(options.block_size),

@@ -1,6 +1,6 @@
 """Work in a process of its own: where memory can be measured, and where running out of it ends only that process.
 
-May import errors. What the child raises of ours is raised here; a child that dies otherwise raises BuildError.
+May import errors. What the child raises of ours is raised here; a child that dies otherwise raises Died, a BuildError.
 """
 
 from __future__ import annotations
@@ -28,6 +28,12 @@ _PR_SET_PDEATHSIG = 1
 _WHERE = "a process of its own"
 
 
+class Died(errors.BuildError):
+    """A child ended without an answer; `status` is its exit status, negative for the signal that ended it."""
+
+    status = 0
+
+
 def call(work: Work, task: Mapping[str, Any]) -> Any:
     """`work(task)` in a new Python process that the kernel would end before this one.
 
@@ -46,11 +52,13 @@ def call(work: Work, task: Mapping[str, Any]) -> Any:
         raise as_raised(answer)
     if done.returncode == 0 and "result" in answer:
         return answer["result"]
-    raise errors.BuildError(
+    died = Died(
         f"a process of its own {how_it_ended(done.returncode)}: {done.stderr.strip()[-2000:] or 'it said nothing'}",
         where=work.__module__,
         remedy="signal 9 mostly means that memory ran out: stop other programs; a build can do with less --memory",
     )
+    died.status = done.returncode
+    raise died
 
 
 def environment() -> dict[str, str]:
@@ -75,7 +83,8 @@ def as_told(error: errors.LayeringError | OSError | MemoryError) -> dict[str, st
     """`error` as plain JSON; one that is none of ours becomes one."""
     if not isinstance(error, errors.LayeringError):
         return _as_ours(error)
-    kind = "BuildError" if isinstance(error, errors.BudgetError) else type(error).__name__
+    known = next(kind.__name__ for kind in type(error).__mro__ if hasattr(errors, kind.__name__))
+    kind = "BuildError" if known == "BudgetError" else known
     return {"error": kind, "what": error.what, "where": error.where, "remedy": error.remedy}
 
 

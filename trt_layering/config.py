@@ -31,8 +31,6 @@ _PACKAGE = "package:"
 _NAME = r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}\Z"
 AUTO = "auto"
 _EXAMPLES = "see configs/ for examples"
-_NOT_YET = {("backend", "tensorrt"): "auto or onnxruntime", ("precision", "fp16"): "fp32"}
-"""Keys with words that are known and cannot be had yet, and what to say instead."""
 _UNUSED = ("wave",)
 """Keys of what is to come: checked, and nothing reads them yet."""
 _PLAIN_WORDS = {
@@ -109,7 +107,8 @@ class Loader(_Section, frozen=True):
 class Model(_Section, frozen=True):
     """One model: where its ONNX file is, how its chain is built, and what it gets of what models share.
 
-    `onnx` is a path, or `package:ddddocr/common.onnx` for a file inside an installed package. `share`, `priority` and
+    `onnx` is a path, or `package:ddddocr/common.onnx` for a file inside an installed package. `binding` and `placement`
+    are TensorRT's: how engines get their weights, and through which memory these come. `share`, `priority` and
     `deadline` are for `sharing.division`; `wave` is the most requests that are executed together, for the service;
     nothing reads it yet.
     """
@@ -118,6 +117,8 @@ class Model(_Section, frozen=True):
     onnx: str
     backend: Literal["auto", "onnxruntime", "tensorrt"] = "auto"
     precision: Literal["fp32", "fp16"] = "fp32"
+    binding: Literal["auto", "inputs", "refit", "swap"] = "auto"
+    placement: Literal["auto", "staged", "zero-copy", "managed"] = "auto"
     weights: Literal["fp32", "fp16", "bf16"] = "fp32"
     weights_tolerance: Tolerance | None = None
     block_size: BlockSize = BlockSize(0)
@@ -131,13 +132,8 @@ class Model(_Section, frozen=True):
     wave: Annotated[int, msgspec.Meta(ge=1, le=MOST_WAVE)] = 4
 
     def for_build(self) -> dict[str, Any]:
-        """The arguments that `build` takes, all but the repository. UsageError for what cannot be built yet, ModelError
-        for a package's file that is not installed."""
-        for key in ("backend", "precision"):
-            word = getattr(self, key)
-            if (key, word) in _NOT_YET:
-                remedy = f"say {key} {_NOT_YET[key, word]}"
-                raise UsageError(f"{key} {word} is not written yet", where=f"model {self.name!r}", remedy=remedy)
+        """The arguments that `build` takes, all but the repository. ModelError for a package's file that is not
+        installed."""
         return {
             "model": resolve_model(self.onnx), "name": self.name, "backend": self.backend,
             "precision": self.precision, "block_size": int(self.block_size) or AUTO,
@@ -381,9 +377,7 @@ class _Document:
         what, _, remedy = what.partition("; ")
         choices = _choices_at(place)
         if choices:
-            key = place.rpartition(".")[2]
-            words = (f"{word} (not yet)" if (key, word) in _NOT_YET else word for word in choices)
-            remedy = f"choose one of {', '.join(words)}"
+            remedy = f"choose one of {', '.join(choices)}"
         if "matching regex" in what:
             what = "a name has letters, digits, '.', '_' and '-', 128 at most, and no '.' in front"
         for word, plain in _PLAIN_WORDS.items():

@@ -6,44 +6,23 @@ finding, in words, with what to do about it.
 
 from __future__ import annotations
 
-import ctypes
-import importlib
 import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from importlib import metadata
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
-from trt_layering import drive
+from trt_layering import board, drive, gpu
 from trt_layering.errors import LayeringError
+from trt_layering.findings import Finding
 from trt_layering.runtime import meter
 from trt_layering.units import format_size
-
-Status = Literal["ok", "warn", "fail"]
 
 _DEFAULT_BLOCK = 16 << 20
 _SLOW_DRIVE = 200e6
 _LITTLE_SPACE = 1 << 30
 _NO_LIMIT = 1 << 60
-_GPU_LIBRARIES = (
-    ("TensorRT", "tensorrt", "pip install 'trt-layering[tensorrt]'; on a Jetson it comes with JetPack"),
-    ("PyCUDA", "pycuda.driver", "pip install 'trt-layering[tensorrt]'"),
-)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at. `numbers` are its measurements, in bytes, seconds and bytes per second."""
-
-    name: str
-    value: str
-    status: Status = "ok"
-    remedy: str = ""
-    numbers: Mapping[str, int | float] = field(default_factory=dict)
 
 
 def examine(repository: str | Path = "engines") -> list[Finding]:
@@ -51,11 +30,9 @@ def examine(repository: str | Path = "engines") -> list[Finding]:
 
     A file of up to 128 MiB is written there and removed again.
     """
-    gpu = driver()
-    found = [python(), processor(), *memory(Path("/")), *disk(existing_folder(Path(repository))), onnxruntime(), gpu]
-    for name, package, remedy in _GPU_LIBRARIES:
-        found.append(library(name, package, remedy) if gpu.numbers else without_gpu(name, package))
-    return found
+    folder = existing_folder(Path(repository))
+    found = [python(), processor(), *memory(Path("/")), *disk(folder), onnxruntime()]
+    return [*found, *board.examine(folder), *gpu.examine()]
 
 
 def existing_folder(path: Path) -> Path:
@@ -183,67 +160,6 @@ def onnxruntime() -> Finding:
         return Finding("ONNX Runtime", f"{ort.__version__} ({', '.join(ort.get_available_providers())})")
     except Exception as error:
         return Finding("ONNX Runtime", f"not usable: {_words(error)}", "fail", "pip install onnxruntime")
-
-
-def library(name: str, module: str, remedy: str) -> Finding:
-    """A library for the GPU. Only to be asked where `driver` found one: without, importing it may crash."""
-    try:
-        imported = importlib.import_module(module)
-    except Exception as error:
-        return Finding(name, f"not usable: {_words(error)}", "warn", remedy)
-    return Finding(name, _version(module) or str(getattr(imported, "__version__", "present")))
-
-
-def without_gpu(name: str, module: str) -> Finding:
-    """The same library where there is no GPU to use it with: what is installed, without importing it."""
-    version = _version(module)
-    there = (
-        f"{version} is installed, but there is no GPU to use it" if version else "not installed, and no GPU to use it"
-    )
-    return Finding(name, f"{there}; chains run on the CPU")
-
-
-def _version(module: str) -> str:
-    try:
-        return metadata.version(module.partition(".")[0])
-    except metadata.PackageNotFoundError:
-        return ""
-
-
-def driver() -> Finding:
-    """NVIDIA's driver and its first GPU, asked by way of libcuda.so.1 itself."""
-    name = "CUDA driver"
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError as error:
-        return Finding(name, f"none ({error}); chains run on the CPU", "ok" if not _nvidia() else "warn")
-    code = cuda.cuInit(0)
-    if code:
-        return Finding(
-            name, f"cuInit failed: {_cuda_words(cuda, code)}", "warn", "check nvidia-smi, and this user's groups"
-        )
-    version, device, total = ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
-    text = ctypes.create_string_buffer(256)
-    cuda.cuDriverGetVersion(ctypes.byref(version))
-    if cuda.cuDeviceGet(ctypes.byref(device), 0):
-        return Finding(name, "there is a driver but no GPU", "warn", "check nvidia-smi")
-    cuda.cuDeviceGetName(text, len(text), device)
-    cuda.cuDeviceTotalMem_v2(ctypes.byref(total), device)
-    cuda_version = f"{version.value // 1000}.{version.value % 1000 // 10}"
-    words = f"CUDA {cuda_version}, {text.value.decode(errors='replace')}, {format_size(total.value)}"
-    return Finding(name, words, numbers={"gpu_bytes": total.value})
-
-
-def _nvidia() -> bool:
-    """Whether the machine looks as if it had an NVIDIA GPU."""
-    return Path("/proc/driver/nvidia").exists() or Path("/dev/nvidia0").exists() or Path("/dev/nvhost-gpu").exists()
-
-
-def _cuda_words(cuda: ctypes.CDLL, code: int) -> str:
-    text = ctypes.c_char_p()
-    if cuda.cuGetErrorString(code, ctypes.byref(text)) or not text.value:
-        return f"error {code}"
-    return f"{text.value.decode(errors='replace')} ({code})"
 
 
 def _words(error: Exception) -> str:

@@ -1,14 +1,14 @@
 """What is in a built chain, in a block's engine file or in a TensorRT plan, told without running or changing anything.
 
-May import the graph, the store, the footprint and the words of `profiling`. What cannot be told raises the error that
-says why: a chain that is not there or damaged a StoreError, a file of no known kind a UsageError, a damaged ONNX file a
-ModelError.
+May import the graph, the store, the footprint, the headers of plans and the words of `profiling`. What cannot be told
+raises the error that says why: a chain or plan that is not there or damaged a StoreError, a file of no known kind a
+UsageError, a damaged ONNX file a ModelError.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 import onnx_ir as ir
 
-from trt_layering.errors import CorruptError, StoreError, UsageError
+from trt_layering.backends.tensorrt import plan_file
+from trt_layering.errors import StoreError, UsageError
 from trt_layering.graph.stored import StoredTensor
 from trt_layering.profiling import describe
 from trt_layering.runtime.footprint import Footprint
@@ -26,8 +27,10 @@ from trt_layering.store.manifest import (
     MANIFEST_LIMIT,
     SCHEDULES_FILE,
     WEIGHTS_FILE,
+    Block,
     Chain,
     Part,
+    TensorRt,
     Value,
     open_plain,
     read_manifest,
@@ -35,12 +38,23 @@ from trt_layering.store.manifest import (
 )
 from trt_layering.table import columns
 from trt_layering.units import format_size
+from trt_layering.words import printable
 
-_PLAN_MAGIC = b"ftrt"
-_PLAN_VERSION = slice(24, 28)
+_PLANS = (".plan", ".engine", ".trt")
 _MOST_OPERATORS = 12
 _MOST_COSTS = 10  # blocks
 _MOST_NAMES = 3
+_BINDINGS = {
+    "inputs": "weights are inputs of the engines, which take them where they lie; equal blocks share a plan",
+    "refit": "weights are put into the engines each time they have arrived",
+    "swap": "plans hold their weights, and come and go with them",
+}
+_PLACEMENTS = {
+    "staged": "read into pinned memory, then copied to the GPU's",
+    "zero-copy": "read into pinned memory, which the GPU uses in its place",
+    "managed": "read into memory that the driver manages for both",
+    "pinned": "read into pinned memory",
+}
 
 
 @dataclass(frozen=True)
@@ -66,8 +80,8 @@ def examine(target: str, *, repository: str | Path = "engines", version: int | N
 
 def _file(path: Path) -> Report:
     with path.open("rb") as file:
-        head = file.read(64)
-    if head.startswith(_PLAN_MAGIC):
+        head = file.read(plan_file.SAMPLE)
+    if head.startswith(b"ftrt") or path.suffix in _PLANS:
         return _plan(path, head)
     if path.name in (MANIFEST_FILE, SCHEDULES_FILE, WEIGHTS_FILE):
         return _chain(path.parent)
@@ -91,11 +105,7 @@ def _schedules(folder: Path) -> int | None:
 
 
 def _plan(path: Path, head: bytes) -> Report:
-    numbers = head[_PLAN_VERSION]
-    if len(numbers) < 4:
-        remedy = "copy it again, or build the chain again"
-        raise CorruptError("a TensorRT plan that ends within its header", where=str(path), remedy=remedy)
-    version = ".".join(str(number) for number in numbers)
+    version = plan_file.read(head, where=str(path)).words
     size = path.stat().st_size
     data = {"kind": "plan", "path": str(path), "bytes": size, "tensorrt_version": version}
     return Report(data, [f"{path}: a TensorRT plan of {format_size(size)}, built by TensorRT {version}"])
@@ -112,11 +122,12 @@ def _chain(folder: Path) -> Report:
         "backend": {"name": chain.backend.name, "version": chain.backend.version, **chain.backend.fingerprint},
         "inputs": [_value(value) for value in chain.inputs],
         "outputs": [_value(value) for value in chain.outputs],
-        "blocks": [_block(chain, index) for index in range(len(chain.blocks))],
+        "blocks": [_block(chain, index, folder) for index in range(len(chain.blocks))],
         "joined": [_joined(part) for part in chain.joined], "schedules": _schedules(folder),
         "check": {"max_abs_diff": chain.check.max_abs_diff, "max_abs_output": chain.check.max_abs_output},
         "profile": msgspec.to_builtins(chain.profile),
         "weights": chain.weights, "narrowed": costs(chain),
+        "tensorrt": None if chain.tensorrt is None else msgspec.to_builtins(chain.tensorrt),
     }  # fmt: skip
     return Report(data, _chain_lines(chain, footprint, data))
 
@@ -137,15 +148,18 @@ def _chain_lines(chain: Chain, footprint: Footprint, data: dict[str, Any]) -> li
         ("floor", f"{format_size(footprint.floor)}: {parts}"),
         ("all in memory", format_size(footprint.resident)),
         ("check", f"differs from the uncut model by {chain.check.max_abs_diff:.3g}"),
+        *(engine_facts(chain.tensorrt) if chain.tensorrt is not None else ()),
         *describe(chain),
         *(("input", _text(value)) for value in chain.inputs),
         *(("output", _text(value)) for value in chain.outputs),
     ]
+    users = Counter(block.file for block in chain.blocks)
     blocks = [
         (
             block["name"],
             _size(block),
             f"{block['tensors']} weights",
+            *((_plan_text(block, users),) if chain.tensorrt is not None else ()),
             _time(block),
             _names(block["outputs"]),
         )
@@ -197,13 +211,48 @@ def cost_lines(chain: Chain, most: int | None = None) -> list[str]:
     return [summary, *(f"  {line}" for line in columns(rows)), *more]
 
 
-def _block(chain: Chain, index: int) -> dict[str, Any]:
+def engine_facts(tensorrt: TensorRt) -> list[tuple[str, str]]:
+    """How a chain of TensorRT engines gets its weights, why so, and for which shapes its engines were built."""
+    facts = [
+        ("binding", f"{tensorrt.binding}: {_BINDINGS[tensorrt.binding]}"),
+        ("placement", f"{tensorrt.placement}: {_PLACEMENTS[tensorrt.placement]}"),
+    ]
+    for one in tensorrt.candidates:
+        seconds = f"{one.seconds * 1e3:.2f} ms, " if one.seconds else ""
+        facts.append(("tried", f"{one.binding}: {seconds}{printable(one.words)}"))
+    for name, ends in tensorrt.ranges.items():
+        least, usual, most = (format_shape(shape) for shape in (ends.min, ends.opt, ends.max))
+        facts.append(("shapes", f"{printable(name)}  {least} to {most}, mostly {usual}"))
+    return facts
+
+
+def _plan_bytes(chain: Chain, block: Block, folder: Path) -> int | None:
+    """How large the plan of `block` is; None where the backend makes none or its file is not there."""
+    if chain.tensorrt is None:
+        return None
+    if chain.tensorrt.binding == "swap":
+        tensors = (tensor for index in block.extents for tensor in chain.extents[index].tensors)
+        return next((tensor.nbytes for tensor in tensors if tensor.name == plan_file.PLAN), None)
+    try:
+        return (folder / block.file).lstat().st_size
+    except OSError:
+        return None
+
+
+def _plan_text(block: dict[str, Any], users: Mapping[str, int]) -> str:
+    size = "no plan" if block["plan_bytes"] is None else f"plan of {format_size(block['plan_bytes'])}"
+    others = users[block["file"]] - 1
+    return f"{size}, {block['file']} shared with {others} more" if others else size
+
+
+def _block(chain: Chain, index: int, folder: Path) -> dict[str, Any]:
     block = chain.blocks[index]
     seconds = chain.profile.execute_seconds
     return {
         "name": block.name, "file": block.file, "bytes": chain.block_bytes(index), "extents": list(block.extents),
         "rows": block.rows, "stored_bytes": sum(chain.extents[extent].length for extent in block.extents),
         "tensors": sum(len(chain.extents[extent].tensors) for extent in block.extents),
+        "plan_bytes": _plan_bytes(chain, block, folder),
         "execute_ms": seconds[index] * 1e3 if seconds else None,
         "inputs": [_value(value) for value in block.inputs], "outputs": [_value(value) for value in block.outputs],
     }  # fmt: skip

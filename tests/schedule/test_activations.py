@@ -32,24 +32,24 @@ def test_no_two_that_live_together_share_bytes(lives: list[Lifetime]) -> None:
 @given(st.lists(lifetimes(), max_size=14))
 def test_offsets_suit_any_dtype_and_the_buffer_is_no_larger_than_all_of_them(lives: list[Lifetime]) -> None:
     offsets, size = pack(lives)
-    assert all(offset % 64 == 0 for offset in offsets)
-    assert size <= sum(-(-life.nbytes // 64) * 64 for life in lives)
+    assert all(offset % 256 == 0 for offset in offsets)
+    assert size <= sum(-(-life.nbytes // 256) * 256 for life in lives)
     ends = [offset + life.nbytes for life, offset in zip(lives, offsets, strict=True)]
-    assert size - 64 < max(ends, default=0) <= size
+    assert size - 256 < max(ends, default=0) <= size
 
 
 def test_a_line_of_layers_needs_two_of_them() -> None:
     """Each activation lives from the block that makes it to the next: input and output of one block at a time."""
-    offsets, size = pack([Lifetime(640, block, block + 1) for block in range(10)])
-    assert size == 2 * 640
+    offsets, size = pack([Lifetime(2560, block, block + 1) for block in range(10)])
+    assert size == 2 * 2560
     assert len(set(offsets)) == 2
 
 
 def test_a_small_one_goes_into_a_hole() -> None:
-    lives = [Lifetime(640, 0, 0), Lifetime(6400, 0, 9), Lifetime(640, 5, 9), Lifetime(64, 0, 9)]
+    lives = [Lifetime(2560, 0, 0), Lifetime(25600, 0, 9), Lifetime(2560, 5, 9), Lifetime(256, 0, 9)]
     offsets, size = pack(lives)
     assert offsets[0] == offsets[2]
-    assert size == 6400 + 640 + 64
+    assert size == 25600 + 2560 + 256
 
 
 def test_nothing_to_place() -> None:

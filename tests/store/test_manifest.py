@@ -141,7 +141,7 @@ def test_a_failed_write_keeps_the_manifest_that_was_there(tmp_path: Path, monkey
     assert read_manifest(tmp_path) == before
 
 
-@pytest.mark.parametrize("extra", [{}, {"format": 3, "new_field": [1], "extents": "elsewhere"}])
+@pytest.mark.parametrize("extra", [{}, {"format": 4, "new_field": [1], "extents": "elsewhere"}])
 def test_another_format_is_foreign_whatever_else_it_holds(tmp_path: Path, extra: dict[str, object]) -> None:
     folder = publish_tiny(tmp_path)
     forge(folder, lambda chain: chain.update({"format": 7} | extra))
@@ -153,7 +153,7 @@ def test_another_format_is_foreign_whatever_else_it_holds(tmp_path: Path, extra:
 def test_a_changed_format_number_is_corrupt_not_foreign(tmp_path: Path) -> None:
     folder = publish_tiny(tmp_path)
     path = folder / MANIFEST_FILE
-    path.write_bytes(path.read_bytes().replace(b'"format":2', b'"format":3'))
+    path.write_bytes(path.read_bytes().replace(b'"format":3', b'"format":4'))
     with pytest.raises(CorruptError):
         read_manifest(folder)
 

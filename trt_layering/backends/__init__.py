@@ -1,45 +1,92 @@
 """What compiles and executes blocks; one module or folder per inference engine, all behind `base`.
 
-`builder` and `runtime` are the only places that know the backends by name; each is imported when asked for.
+The functions here are the only places that know the backends by name; each is imported when asked for.
 """
 
 from __future__ import annotations
 
+import logging
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trt_layering.errors import ForeignError, UsageError
+from trt_layering.store.manifest import Chain
+from trt_layering.store.reader import check_store
 
 if TYPE_CHECKING:
     from trt_layering.backends.base import Builder, Runtime
 
-NAMES = ("onnxruntime",)
+NAMES = ("onnxruntime", "tensorrt")
+
+log = logging.getLogger("trt_layering")
 
 
 def builder(name: str) -> Builder:
-    """The builder of backend `name`, or of the best one this machine has for "auto". Raises UsageError for others."""
+    """The builder of backend `name`, or of the best one this machine has for "auto", which the log then tells. Raises
+    UsageError for others, BackendError where this machine lacks what the backend needs."""
     if name not in ("auto", *NAMES):
         raise UsageError(f"there is no backend {name!r}", remedy=f"use auto or {' or '.join(NAMES)}")
+    if (_best() if name == "auto" else name) == "tensorrt":
+        _require_tensorrt()
+        from trt_layering.backends.tensorrt.builder import TensorRtBuilder
+
+        return TensorRtBuilder()
     from trt_layering.backends.onnxruntime.builder import OnnxRuntimeBuilder
 
     return OnnxRuntimeBuilder()
 
 
+def _best() -> str:
+    from trt_layering.backends.tensorrt import present
+
+    missing = present.missing()
+    if missing is None:
+        log.info("backend auto: tensorrt, since there is %s", present.here())
+        return "tensorrt"
+    log.info("backend auto: onnxruntime, since TensorRT cannot be used: %s", missing)
+    return "onnxruntime"
+
+
+def _require_tensorrt() -> None:
+    from trt_layering.backends.tensorrt import present
+
+    present.require()
+
+
 def engine_overhead(name: str) -> int:
     """Bytes that each engine of backend `name` takes in this process beside those that a build measures."""
-    if name not in NAMES:
+    if name != "onnxruntime":
         return 0
     from trt_layering.backends.onnxruntime.runtime import thread_pool_bytes
 
     return thread_pool_bytes()
 
 
-def runtime(name: str) -> Runtime:
-    """The runtime that opens chains built by backend `name`. Raises ForeignError for a backend this version lacks."""
+def check(folder: Path, chain: Chain) -> None:
+    """Raise unless the files of the chain in `folder` are as they were written and its engines can be opened here, as
+    far as that can be told without opening them. CorruptError, ForeignError, ReadError."""
+    if chain.backend.name == "tensorrt":
+        from trt_layering.backends.tensorrt import plan_file
+
+        plan_file.check(folder, chain)
+        return
+    check_store(folder, chain)
+
+
+def runtime(chain: Chain) -> Runtime:
+    """The runtime that opens `chain`. Raises ForeignError for a backend this version lacks, BackendError where this
+    machine lacks what the backend needs."""
+    name = chain.backend.name
     if name not in NAMES:
         raise ForeignError(
             f"the chain was built for the backend {name!r}, which this version does not have",
             remedy="install the version that built it, or build the chain again here",
         )
+    if name == "tensorrt":
+        _require_tensorrt()
+        from trt_layering.backends.tensorrt.runtime import TensorRt
+
+        return TensorRt(chain)
     from trt_layering.backends.onnxruntime.runtime import OnnxRuntime
 
     return OnnxRuntime()

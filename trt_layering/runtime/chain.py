@@ -38,7 +38,6 @@ from trt_layering.runtime.trace import Event, Trace
 from trt_layering.shapes import format_shape
 from trt_layering.store.manifest import Chain as Manifest
 from trt_layering.store.manifest import Value, read_manifest, rebuild_remedy, resolve
-from trt_layering.store.reader import check_store
 from trt_layering.units import parse_size
 
 log = logging.getLogger("trt_layering")
@@ -140,8 +139,8 @@ class Chain:
         self.footprint = Footprint.of(manifest, wave)
         self._budget = self.footprint.resident if budget is None else parse_size(budget, what="budget")
         arena_bytes = self.footprint.arena(self._budget, manifest)
-        check_store(folder, manifest)
-        self._runtime = backends.runtime(manifest.backend.name)
+        backends.check(folder, manifest)
+        self._runtime = backends.runtime(manifest)
         _require_fit(folder, manifest, self._runtime)
         loader = loader.resolved(manifest.profile)
         scheduled = self._schedule(folder, arena_bytes, loader, mode)

@@ -33,17 +33,32 @@ def machine(root: Path = _ROOT) -> dict[str, str]:
 def drive(path: Path, root: Path = _ROOT) -> str:
     """The drive that holds `path`, by what stays the same when the machine starts again: model, serial number (or the
     name, where it has none) and size; and the kind of file system."""
+    number = _device(path)
+    if not number:
+        return "unknown"
+    source, kind = _mounted(Path(os.path.realpath(path)), root)
+    whole = disk(path, root)
+    name = _described(whole) if whole is not None else source or f"device {number}"
+    return ", ".join(part for part in (name, kind) if part)
+
+
+def disk(path: Path, root: Path = _ROOT) -> Path | None:
+    """The folder of /sys of the whole disk that `path` lies on; None where that cannot be told."""
+    number = _device(path)
+    found = _existing(root / "sys/dev/block" / number) if number else None
+    source, _ = _mounted(Path(os.path.realpath(path)), root)
+    if number and found is None and source.startswith("/dev/"):  # btrfs gives each subvolume a number of its own
+        found = _existing(root / "sys/class/block" / Path(os.path.realpath(source)).name)
+    return found
+
+
+def _device(path: Path) -> str:
+    """Like "8:1"; "" where `path` cannot be had."""
     try:
         device = os.stat(path).st_dev
     except OSError:
-        return "unknown"
-    number = f"{os.major(device)}:{os.minor(device)}"
-    source, kind = _mounted(Path(os.path.realpath(path)), root)
-    disk = _existing(root / "sys/dev/block" / number)
-    if disk is None and source.startswith("/dev/"):  # btrfs gives each subvolume a number of its own
-        disk = _existing(root / "sys/class/block" / Path(os.path.realpath(source)).name)
-    name = _described(disk) if disk is not None else source or f"device {number}"
-    return ", ".join(part for part in (name, kind) if part)
+        return ""
+    return f"{os.major(device)}:{os.minor(device)}"
 
 
 def measured_elsewhere(profile: Profile, folder: Path) -> list[str]:

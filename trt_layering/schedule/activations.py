@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_ALIGNMENT = 64
+_ALIGNMENT = 256  # what GPUs ask of addresses
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Lifetime:
 
 
 def pack(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
-    """Offsets (multiples of 64) for each lifetime, and the buffer's size in bytes.
+    """Offsets (multiples of 256) for each lifetime, and the buffer's size in bytes.
 
     Largest first, each at the lowest offset that is free for as long as it lives.
     """

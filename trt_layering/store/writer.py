@@ -27,7 +27,6 @@ from trt_layering.store.manifest import (
     DTYPE_BITS,
     PAGE,
     SCHEDULES_FILE,
-    TENSOR_ALIGNMENT,
     VERSION_NAME,
     WEIGHTS_FILE,
     Chain,
@@ -43,6 +42,7 @@ from trt_layering.store.reader import check_store
 from trt_layering.units import format_size
 
 PIECE = 8 * 1024 * 1024
+_ALIGNMENT = 256  # of tensors: what GPUs ask of addresses
 _UNSYNCED = 64 * 1024 * 1024
 _PAGEOUT = 21  # MADV_PAGEOUT, which the mmap module does not name
 
@@ -234,7 +234,7 @@ def _lay_out(tensors: Sequence[tuple[str, str, tuple[int, ...]]]) -> tuple[list[
         nbytes = tensor_nbytes(dtype, shape)
         if nbytes is None:
             raise BuildError(f"weight {name!r} has the dtype {dtype!r}, which cannot be stored")
-        offset = _round_up(end, TENSOR_ALIGNMENT)
+        offset = _round_up(end, _ALIGNMENT)
         laid.append(Tensor(name=name, dtype=dtype, shape=shape, offset=offset, nbytes=nbytes))
         end = offset + nbytes
     return laid, max(PAGE, _round_up(end, PAGE))

@@ -1,58 +1,33 @@
 """Prepares a model for ONNX Runtime's CPU provider on this machine, and writes its blocks.
 
-May import the graph room, onnx, onnx-ir and onnxruntime. A graph that ONNX Runtime refuses raises BackendError.
+May import the graph room, onnx-ir and onnxruntime. A graph that ONNX Runtime refuses raises BackendError.
 
 Preparing is ONNX Runtime's own optimisation with the real weights: fusions, constants folded, convolutions in blocked
 layouts with reordered weights. Blocks are cut inside the prepared graph, so seams cost neither fusions nor layouts.
-Tables of which rows are gathered are left outside meanwhile, so that no fusion takes their Gathers in. A model too
-large for the memory given is prepared with its large plain matrices left outside as well, which ONNX Runtime would not
-change anyway, and if it is still too large, in several windows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
-from itertools import pairwise
+import logging
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import onnx_ir as ir
+import onnxruntime as ort
 
-from trt_layering.backends.base import Progress
+from trt_layering.backends.base import CutBlock, Draft, Places, Progress
 from trt_layering.backends.onnxruntime import machine
-from trt_layering.backends.onnxruntime.session import inline, learn_types, open_session
-from trt_layering.graph.blocks import Cutter, extract
-from trt_layering.graph.cuts import choose_cuts, find_cuts
-from trt_layering.graph.model import normalise
-from trt_layering.graph.tables import find_tables
+from trt_layering.backends.onnxruntime.session import inline
+from trt_layering.backends.onnxruntime.windows import prepared_windows
+from trt_layering.graph.dtypes import word
+from trt_layering.graph.tables import rows_input
+from trt_layering.shapes import ShapeRange
 from trt_layering.store.manifest import WEIGHTS_FILE
 
-_COPIES = 4  # of a window's weights that are in memory at worst: ours, the session's, reordered, on the way to the file
-_WINDOWS = 16  # the part of the memory that one of several windows may have
-_LEFT_OUT_FROM = 64 * 1024
-_AS_THEY_ARE = {"MatMul": (1,), "Gemm": (1,), "Gather": (0,), "LSTM": (1, 2), "GRU": (1, 2)}
-"""Inputs whose weights ONNX Runtime uses as they are."""
+log = logging.getLogger("trt_layering")
 
-
-def is_small(model: ir.Model, memory: int, left_out: Set[str] = frozenset()) -> bool:
-    """Whether `model` can be prepared as a whole in `memory` bytes. Weights in `left_out` count for nothing."""
-    return sum(_sizes(model, left_out).values()) * _COPIES <= memory
-
-
-def _sizes(model: ir.Model, left_out: Set[str]) -> dict[str, int]:
-    values = model.graph.initializers.items()
-    return {name: v.const_value.nbytes for name, v in values if v.const_value and name not in left_out}
-
-
-def windows(model: ir.Model, size: int, left_out: Set[str] = frozenset()) -> Iterator[ir.Model]:
-    """Consecutive parts of `model`, sharing its tensors, with at most `size` bytes of weights where the graph allows.
-
-    Weights in `left_out` count for nothing.
-    """
-    stops = choose_cuts(model.graph, find_cuts(model.graph), size, _sizes(model, left_out))
-    cutter = Cutter(model)
-    bounds = [0, *stops, len(model.graph)]
-    for start, stop in pairwise(bounds):
-        yield cutter.extract(start, stop)
+_STREAMED_FROM = 1024
 
 
 class OnnxRuntimeBuilder:
@@ -60,80 +35,69 @@ class OnnxRuntimeBuilder:
 
     name = "onnxruntime"
     suffix = ".onnx"
+    joins = True
 
     version = staticmethod(machine.version)
     fingerprint = staticmethod(machine.fingerprint)
 
     def prepare(self, model: ir.Model, work: Path, memory: int, progress: Progress) -> list[ir.Model]:
         """Windows of `model` as ONNX Runtime optimises them, typed; their folded weights are files in `work`."""
-        tables = find_tables(model.graph)
-        left_out = tables if is_small(model, memory, tables) else tables | _plain_matrices(model.graph)
-        whole = is_small(model, memory, left_out)
-        size = memory // _WINDOWS
-        parts = [extract(model, 0, len(model.graph))] if whole else list(windows(model, size, left_out))
-        prepared = []
-        for index, part in enumerate(parts):
-            progress("prepare", index, len(parts))
-            prepared.append(_prepare(part, work / f"window-{index}.onnx", left_out))
-            if len(parts) > 1:
-                _rename_inner(prepared[-1], f"window-{index}/", left_out)
-        progress("prepare", len(parts), len(parts))
-        return prepared
+        return prepared_windows(model, work, memory, progress, ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
 
-    def write_engine(self, block: ir.Model, path: Path, places: Mapping[str, tuple[int, int]]) -> None:
-        """Write `block` as an ONNX model whose weights in `places` are external data in `weights.bin`."""
-        for name, value in block.graph.initializers.items():
+    def streamed(self, graph: ir.Graph) -> dict[str, int]:
+        """Bytes of the initializers that go to the weight store. The others stay in their block's file: small ones,
+        which some kernels read when a session is made, before any weights have been loaded, and those of a dtype that
+        cannot be given by reference."""
+        sizes = {}
+        for name, value in graph.initializers.items():
             tensor = value.const_value
-            assert tensor is not None
-            shape = ir.Shape(tensor.shape.numpy())
-            value.const_value = (
-                ir.ExternalTensor(WEIGHTS_FILE, *places[name], tensor.dtype, shape=shape, name=name)
-                if name in places
-                else inline(tensor)
-            )
-        used = {node.domain for node in block.graph.all_nodes()}
-        for domain in [domain for domain in block.graph.opset_imports if domain not in used and domain]:
-            del block.graph.opset_imports[domain]
-        ir.save(block, path)
+            if tensor is None or tensor.nbytes < _STREAMED_FROM:
+                continue
+            if _numpy_can_alias(tensor.dtype):
+                sizes[name] = tensor.nbytes
+            else:
+                log.warning("%s stays in memory: weights of %s cannot be streamed", name, word(tensor.dtype))
+        return sizes
+
+    def drafts(self, cuts: Sequence[CutBlock], ranges: Mapping[str, ShapeRange], progress: Progress) -> list[Draft]:
+        """Each block as an ONNX file of its own."""
+        return [self.draft(cut) for cut in cuts]
+
+    def draft(self, cut: CutBlock) -> Draft:
+        """`cut` as an ONNX model whose weights, as far as they have places, are external data in `weights.bin`."""
+        graph = cut.graph.graph
+        values = ((name, graph.initializers[name].const_value) for name in cut.weights)
+        return Draft(
+            stored={name: tensor for name, tensor in values if tensor is not None},
+            inputs=list(graph.inputs),
+            outputs=list(graph.outputs),
+            engine=f"{id(cut):x}",
+            write=partial(write_model, cut.graph),
+            rows=rows_input(graph),
+        )
+
+    def tensorrt(self) -> None:
+        """There is none here."""
 
 
-def _plain_matrices(graph: ir.Graph) -> frozenset[str]:
-    """Large weights of which every use is one that takes them as they are."""
-    names = set()
-    for name, value in graph.initializers.items():
-        uses = value.uses()
-        large = value.const_value is not None and value.const_value.nbytes >= _LEFT_OUT_FROM
-        if large and all(i in _AS_THEY_ARE.get(node.op_type, ()) and node.domain == "" for node, i in uses):
-            names.add(name)
-    return frozenset(names)
+def _numpy_can_alias(dtype: ir.DataType) -> bool:
+    return dtype == ir.DataType.BFLOAT16 or (
+        dtype.bitwidth >= 8 and dtype.numpy().kind in "biuf" and "float8" not in word(dtype)
+    )
 
 
-def _prepare(part: ir.Model, saved: Path, left_out: Set[str]) -> ir.Model:
-    """`part` optimised; `left_out` weights are inputs meanwhile, so that nothing can depend on their values."""
-    outside = {}
-    for name in [name for name in part.graph.initializers if name in left_out]:
-        value = part.graph.initializers.pop(name)
+def write_model(block: ir.Model, path: Path, places: Places) -> None:
+    """Write `block` as an ONNX model whose weights in `places` are external data in `weights.bin`."""
+    for name, value in block.graph.initializers.items():
         tensor = value.const_value
         assert tensor is not None
-        value.type, value.shape, value.const_value = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy()), None
-        part.graph.inputs.append(value)
-        outside[name] = tensor
-    open_session(part, optimise=True, saved=saved)
-    prepared = ir.load(saved)
-    learn_types(prepared, saved)
-    for value in [value for value in prepared.graph.inputs if value.name in outside]:
-        prepared.graph.inputs.remove(value)
-        value.const_value = outside[value.name or ""]
-        prepared.graph.register_initializer(value)
-    normalise(prepared)
-    return prepared
-
-
-def _rename_inner(window: ir.Model, prefix: str, left_out: Set[str]) -> None:
-    """Make names unique among windows, except of what they share."""
-    shared = {*window.graph.inputs, *window.graph.outputs}
-    values = [value for node in window.graph for value in node.outputs]
-    values += [value for name, value in window.graph.initializers.items() if name not in left_out]
-    for value in values:
-        if value not in shared and value.name:
-            value.name = prefix + value.name
+        shape = ir.Shape(tensor.shape.numpy())
+        value.const_value = (
+            ir.ExternalTensor(WEIGHTS_FILE, *places[name], tensor.dtype, shape=shape, name=name)
+            if name in places
+            else inline(tensor)
+        )
+    used = {node.domain for node in block.graph.all_nodes()}
+    for domain in [domain for domain in block.graph.opset_imports if domain not in used and domain]:
+        del block.graph.opset_imports[domain]
+    ir.save(block, path)

@@ -39,7 +39,7 @@ def reference(model: Path, work: Path, *, optimise: bool, memory: int, inside: S
 
 def _run(task: Mapping[str, Any]) -> None:
     """In the child."""
-    from trt_layering.backends.onnxruntime.builder import is_small
+    from trt_layering.backends.onnxruntime.windows import is_small
     from trt_layering.graph.model import open_model
 
     source = open_model(task["model"])
@@ -57,8 +57,8 @@ def _from_its_file(task: Mapping[str, Any], trials: Sequence[child.Feeds]) -> li
 
 
 def _in_windows(task: Mapping[str, Any], source: ir.Model, trials: Sequence[child.Feeds]) -> list[child.Feeds]:
-    from trt_layering.backends.onnxruntime.builder import windows
     from trt_layering.backends.onnxruntime.session import open_session
+    from trt_layering.backends.onnxruntime.windows import windows
     from trt_layering.graph.model import infer_shapes, normalise
 
     normalise(source)
@@ -67,7 +67,7 @@ def _in_windows(task: Mapping[str, Any], source: ir.Model, trials: Sequence[chil
     source.graph.outputs.extend(sorted(inside.difference(source.graph.outputs), key=lambda value: value.name or ""))
     lives = [dict(feeds) for feeds in trials]
     for window in windows(source, max(1, task["memory"] // _WINDOWS)):
-        session = open_session(window, optimise=task["optimise"])
+        session = open_session(window, uncut_options(task["optimise"]))
         names = [value.name or "" for value in window.graph.outputs]
         for live in lives:
             with reported(f"the uncut model {task['model']}"):

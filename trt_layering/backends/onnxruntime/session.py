@@ -21,13 +21,12 @@ _AHEAD_OF_ONNX = {"LayerNormFusionL1": 17, "LayerNormFusionL2": 17, "SimplifiedL
 they are left out, so that blocks are valid by themselves. What that costs was not measured on a quiet machine."""
 
 
-def open_session(model: ir.Model, optimise: bool, saved: Path | None = None) -> ort.InferenceSession:
+def open_session(model: ir.Model, options: ort.SessionOptions, saved: Path | None = None) -> ort.InferenceSession:
     """A session over `model` with its weights, which are copied in; at most one tensor more than they is held.
 
-    With `optimise` the graph is optimised as far as ONNX Runtime can and, if `saved` is given, written there, its
-    weights beside it as `<saved>.data`.
+    `options` say how far the graph is optimised, and are changed here; if `saved` is given, it is written there as it
+    then is, its weights beside it as `<saved>.data`.
     """
-    options = uncut_options(optimise)
     if saved is not None:
         options.optimized_model_filepath = str(saved)
         options.add_session_config_entry(

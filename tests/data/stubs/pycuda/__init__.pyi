@@ -1,0 +1,3 @@
+VERSION: tuple[int, ...]
+VERSION_STATUS: str
+VERSION_TEXT: str
