@@ -17,7 +17,7 @@ import msgspec
 import onnx_ir as ir
 
 from trt_layering import backends, child, inputs
-from trt_layering.assembly import as_value, assemble, cut_windows
+from trt_layering.assembly import Cutting, as_value, assemble, cut_windows
 from trt_layering.backends.base import Builder, Progress
 from trt_layering.backends.onnxruntime.reference import reference, suspect
 from trt_layering.compare import TOLERANCE, difference
@@ -124,7 +124,7 @@ def build(
         work = writer.folder / "work"
         work.mkdir()
         child.save_arrays(work / "trials.npz", trials)
-        draft = _written(order, source, builder, writer, trials, tell)
+        draft = _written(order, source, builder, writer, trials, ranges, tell)
         tolerance = TOLERANCE if optimise else _SPLIT_TOLERANCE if divided else 0.0
         if any(block.saved_bytes for block in draft.narrowed):
             tolerance = CHAIN_TOLERANCE[weights]
@@ -210,13 +210,18 @@ def _written(
     builder: Builder,
     writer: StoreWriter,
     trials: Sequence[inputs.Feeds],
+    ranges: Mapping[str, ShapeRange],
     tell: Progress,
 ) -> Chain:
     """The chain, written but for its manifest; nothing in it has been measured."""
-    dims = _dims(source.graph, trials[0])
+    cutting = Cutting(order.block_size, _dims(source.graph, trials[0]))
     windows = builder.prepare(source, writer.folder / "work", order.memory, tell) if order.optimise else [source]
-    windows, costs = _narrowed(order, windows, dims, trials, tell)
-    parts = assemble(writer, builder, windows, order.block_size, dims, tell)
+
+    def cut(windows: Sequence[ir.Model]) -> list[ir.Model]:
+        return [block.graph for block in cut_windows(builder, windows, cutting)]
+
+    windows, costs = _narrowed(order, windows, cut, trials, tell)
+    parts = assemble(writer, builder, windows, cutting, ranges, tell)
     return Chain(
         format=FORMAT_VERSION,
         name=order.name,
@@ -237,6 +242,7 @@ def _written(
         profile=UNMEASURED,
         check=Check(max_abs_diff=0.0, max_abs_output=0.0, seed=SEED, tolerance=0.0),
         weights=order.weights,
+        tensorrt=builder.tensorrt(),
         narrowed=tuple(
             Narrowed(block=block.name, max_rel_diff=cost.max_rel_diff, kept=cost.kept, saved_bytes=cost.saved_bytes)
             for block, cost in zip(parts.blocks if costs else (), costs, strict=True)
@@ -247,17 +253,13 @@ def _written(
 def _narrowed(
     order: _Order,
     windows: Sequence[ir.Model],
-    dims: Mapping[str, int],
+    cut: Callable[[Sequence[ir.Model]], list[ir.Model]],
     trials: Sequence[inputs.Feeds],
     tell: Progress,
 ) -> tuple[Sequence[ir.Model], Sequence[Cost]]:
     """`windows` with narrow weights, if they were asked for, and what those cost in each block."""
     if order.weights == "fp32":
         return windows, ()
-
-    def cut(drafts: Sequence[ir.Model]) -> list[ir.Model]:
-        return [block.graph for block in cut_windows(drafts, order.block_size, dims)]
-
     found = narrowed(windows, order.weights, order.weights_tolerance, cut, trials, tell)
     return found.windows, found.costs
 

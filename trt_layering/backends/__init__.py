@@ -73,9 +73,10 @@ def check(folder: Path, chain: Chain) -> None:
     check_store(folder, chain)
 
 
-def runtime(name: str) -> Runtime:
-    """The runtime that opens chains built by backend `name`. Raises ForeignError for a backend this version lacks,
-    BackendError where this machine lacks what the backend needs."""
+def runtime(chain: Chain) -> Runtime:
+    """The runtime that opens `chain`. Raises ForeignError for a backend this version lacks, BackendError where this
+    machine lacks what the backend needs."""
+    name = chain.backend.name
     if name not in NAMES:
         raise ForeignError(
             f"the chain was built for the backend {name!r}, which this version does not have",
@@ -85,7 +86,7 @@ def runtime(name: str) -> Runtime:
         _require_tensorrt()
         from trt_layering.backends.tensorrt.runtime import TensorRt
 
-        return TensorRt()
+        return TensorRt(chain)
     from trt_layering.backends.onnxruntime.runtime import OnnxRuntime
 
     return OnnxRuntime()

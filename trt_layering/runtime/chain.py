@@ -140,7 +140,7 @@ class Chain:
         self._budget = self.footprint.resident if budget is None else parse_size(budget, what="budget")
         arena_bytes = self.footprint.arena(self._budget, manifest)
         backends.check(folder, manifest)
-        self._runtime = backends.runtime(manifest.backend.name)
+        self._runtime = backends.runtime(manifest)
         _require_fit(folder, manifest, self._runtime)
         loader = loader.resolved(manifest.profile)
         scheduled = self._schedule(folder, arena_bytes, loader, mode)

@@ -227,6 +227,9 @@ class OnnxRuntime:
             options.add_initializer(name, value)
         return self._open(folder, block, options, values, buffers)
 
+    def ready(self) -> None:
+        """There is nothing that would not be done by executing."""
+
     def open_resident(
         self, folder: Path, block: Block, buffers: Mapping[str, ort.OrtValue], read: Read
     ) -> OnnxRuntimeEngine:

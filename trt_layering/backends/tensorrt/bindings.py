@@ -13,10 +13,11 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
 import tensorrt as trt
 
 from trt_layering.backends.tensorrt import versions
-from trt_layering.backends.tensorrt.cuda import Device, Event
+from trt_layering.backends.tensorrt.cuda import Event
 from trt_layering.backends.tensorrt.library import Library
 from trt_layering.backends.tensorrt.memory import Weight
 from trt_layering.backends.tensorrt.tensors import Tensor

@@ -42,6 +42,7 @@ _COPIES = {"inputs": 1, "refit": 4, "swap": 4}
 _LEAST, _MOST = 8 << 20, 1 << 30
 _TRIES = 3
 _PATIENCE = 300.0
+_OTHERWISE = "choose another binding, or another --block-size so that it is cut elsewhere"
 _ENDED_BY_MEMORY = {-signal.SIGKILL, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGSEGV}
 """How processes end that the kernel refuses memory to, or whose libraries do not look whether they got it."""
 
@@ -141,9 +142,15 @@ class PlanBuilder:
     def _plan(self, request: PlanRequest, refit: Refit, block: BlockFile) -> Plan:
         words = f"{request.name} ({request.binding})"
         with self._cache.entry(self._digest(request, refit, block), words) as entry:
+            if refusal := entry.refusal():
+                raise _WeightsRefused(refusal, where=str(request.onnx), remedy=_OTHERWISE)
             notes = entry.find()
             if notes is None:
-                notes = self._built(request, refit, entry, block.weight_bytes)
+                try:
+                    notes = self._built(request, refit, entry, block.weight_bytes)
+                except _WeightsRefused as error:
+                    entry.refuse(error.what)
+                    raise
                 entry.keep(notes)
         return Plan(
             path=entry.plan, nbytes=notes.nbytes, workspace=notes.workspace, seconds=notes.seconds,
@@ -229,7 +236,7 @@ def _refusal(request: PlanRequest, answer: Mapping[str, Any]) -> BuildError:
     kind = _WeightsRefused if answer["reason"] == "weights" else BuildError
     return kind(
         f"TensorRT builds no plan of {request.name} for {request.binding}: {_short(answer)}",
-        where=str(request.onnx), remedy="choose another binding, or another --block-size so that it is cut elsewhere",
+        where=str(request.onnx), remedy=_OTHERWISE,
     )  # fmt: skip
 
 
