@@ -194,6 +194,10 @@ class Runtime(Protocol):
         """`tensor`, once it is there, as a numpy array that the caller owns."""
         ...
 
+    def device_bytes(self) -> int:
+        """Bytes that a device says it gave since this runtime was made; 0 where host memory is all there is."""
+        ...
+
     def close(self) -> None:
         """Give back memory kept between executions."""
         ...

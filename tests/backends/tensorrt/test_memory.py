@@ -128,7 +128,7 @@ def test_an_arena_that_does_not_fit_is_refused_with_bytes_and_remedy(placement: 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_an_arena_takes_what_is_accounted_for(placement: Any) -> None:
-    with emulated(concurrent_managed="1") as (device, machine):
+    with emulated(concurrent_managed="1") as (device, _):
         before = device.memory_info()[0]
         arena = make_arena(placement, device, 10 * PAGE, 3, 2, 4 * PAGE)
         taken = before - device.memory_info()[0]

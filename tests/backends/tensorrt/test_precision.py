@@ -81,7 +81,8 @@ def dtypes(found: Converted) -> dict[str, ir.DataType | None]:
 
 
 def matrix(scale: float = 1.0, width: int = 16) -> Array:
-    return RNG.standard_normal((width, width), np.float32) * np.float32(scale / width**0.5)
+    array: Array = RNG.standard_normal((width, width), np.float32) * np.float32(scale / width**0.5)
+    return array
 
 
 def feed(scale: float = 1.0, rows: int = 3) -> dict[str, Array]:

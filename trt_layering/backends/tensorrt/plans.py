@@ -14,19 +14,20 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 import xxhash
 
 from trt_layering import child
+from trt_layering.backends.base import BlockTooLarge
 from trt_layering.backends.tensorrt import plan_work
 from trt_layering.backends.tensorrt.block_file import BlockFile
 from trt_layering.backends.tensorrt.plan_cache import Entry, Notes, PlanCache
 from trt_layering.backends.tensorrt.plan_work import Refit, Task
 from trt_layering.errors import BuildError, MemoryLimitError
 from trt_layering.runtime.meter import available_bytes
-from trt_layering.store.manifest import PAGE, Shape
+from trt_layering.store.manifest import PAGE, Range, Shape
 from trt_layering.store.writer import disk_errors
 from trt_layering.units import format_seconds, format_size
 from trt_layering.words import printable
@@ -45,18 +46,6 @@ _PATIENCE = 300.0
 _OTHERWISE = "choose another binding, or another --block-size so that it is cut elsewhere"
 _ENDED_BY_MEMORY = {-signal.SIGKILL, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGSEGV}
 """How processes end that the kernel refuses memory to, or whose libraries do not look whether they got it."""
-
-
-class Range(NamedTuple):
-    """The least, the usual and the largest shape of an activation."""
-
-    min: Shape
-    opt: Shape
-    max: Shape
-
-
-class BlockTooLarge(BuildError):
-    """No plan of a block can be built in the memory there is; a smaller block may do."""
 
 
 @dataclass(frozen=True)

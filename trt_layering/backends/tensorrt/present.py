@@ -152,7 +152,6 @@ def _examined() -> _Found:
         gpu = driver.ask()
         pycuda()
         text = tensorrt()
-        numpy_fits(text)
     except BackendError as error:
         return _Found(error=error)
     return _Found(gpu, text)
