@@ -39,6 +39,7 @@ def environment(**switches: str) -> dict[str, str]:
     found = {name: value for name, value in os.environ.items() if not name.startswith("EMULATED_")}
     for name, first in (("PYTHONPATH", str(HERE)), ("LD_LIBRARY_PATH", str(driver().parent))):
         found[name] = os.pathsep.join(filter(None, (first, found.get(name, ""))))
+    found["TRT_LAYERING_ANY_NUMPY"] = "1"  # the emulated TensorRT of any version takes arrays of any numpy
     return found | {f"EMULATED_{name.upper()}": value for name, value in switches.items()}
 
 
