@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trt_layering.config import Duration, Loader, Model, ReadSize, Share, Size, Tolerance, load, resolve_model
-from trt_layering.errors import ConfigError, ModelError, UsageError
+from trt_layering.errors import ConfigError, ModelError
 from trt_layering.shapes import ShapeRange
 
 GOOD = """\
@@ -94,13 +94,6 @@ def test_the_arguments_of_a_build(write):
     assert (narrow.for_build()["weights"], narrow.for_build()["weights_tolerance"]) == ("bf16", 1e-3)
 
 
-@pytest.mark.parametrize("later", [{"backend": "tensorrt"}, {"precision": "fp16"}])
-def test_what_cannot_be_built_yet(later):
-    with pytest.raises(UsageError, match="is not written yet") as caught:
-        Model(name="a", onnx="b", **later).for_build()
-    assert caught.value.remedy
-
-
 @pytest.mark.parametrize(
     ("old", "new", "line", "field", "words"),
     [
@@ -121,8 +114,10 @@ def test_what_cannot_be_built_yet(later):
             "backend: trt",
             7,
             "models[0].backend",
-            "choose one of auto, onnxruntime, tensorrt (not yet)",
+            "choose one of auto, onnxruntime, tensorrt",
         ),
+        ("4MiB", "4MiB\n    binding: refitted", 9, "models[0].binding", "choose one of auto, inputs, refit, swap"),
+        ("4MiB", "4MiB\n    placement: 1", 9, "models[0].placement", "choose one of auto, staged, zero-copy, managed"),
         ("read_size: 8MiB", "read_size: 5000", 3, "loader.read_size", "5000 is no multiple of 4096 bytes"),
         ("read_size: 8MiB", "read_size: 5kB", 3, "loader.read_size", "'5kB' is no multiple of 4096 bytes"),
         ("read_size: 8MiB", "read_size: 0", 3, "loader.read_size", "above zero"),

@@ -188,7 +188,7 @@ def _plans(folder: Path, chain: Chain) -> Iterator[_Plan]:
             continue
         for extent in (chain.extents[index] for index in block.extents):
             for tensor in extent.tensors:
-                if tensor.name == PLAN and extent.offset not in seen:
+                if tensor.name.startswith(PLAN) and extent.offset not in seen:
                     where = f"{folder / WEIGHTS_FILE}, the plan of block {block.name!r}"
                     yield _Plan(folder / WEIGHTS_FILE, extent.offset + tensor.offset, tensor.nbytes, where)
             seen.add(extent.offset)
