@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
@@ -134,7 +135,7 @@ def build(
     order = replace(order, block_size=order.block_size or _block_size(source.graph, order.weights))
     trials = _trials(tuple(map(as_value, source.graph.inputs)), ranges)
     divided = split and _divide(source, order.block_size)
-    with StoreWriter(home, order.name) as writer, disk_errors(writer.folder):
+    with closing(builder), StoreWriter(home, order.name) as writer, disk_errors(writer.folder):
         for leftover in writer.cleaned:
             log.warning("removed %s, left by a build that was killed", leftover)
         work = writer.folder / "work"
@@ -144,7 +145,9 @@ def build(
         tolerance = _tolerance(order, draft, divided)
         chain = _checked(order, draft, writer.folder, work, tolerance, tell)
         write_table(writer.folder, chain)
-        return Built(writer.publish(chain), chain)
+        built = Built(writer.publish(chain), chain)
+        builder.published()
+        return built
 
 
 @dataclass(frozen=True)

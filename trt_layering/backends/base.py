@@ -271,3 +271,11 @@ class Builder(Protocol):
     def tensorrt(self) -> TensorRt | None:
         """After `drafts`: how the chain's engines get their weights, if they are TensorRT's."""
         ...
+
+    def published(self) -> None:
+        """The chain is there: what was kept for another try is not needed any more."""
+        ...
+
+    def close(self) -> None:
+        """The build has ended, one way or another."""
+        ...

@@ -79,6 +79,12 @@ class OnnxRuntimeBuilder:
     def tensorrt(self) -> None:
         """There is none here."""
 
+    def published(self) -> None:
+        """Nothing is kept."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
 
 def _numpy_can_alias(dtype: ir.DataType) -> bool:
     return dtype == ir.DataType.BFLOAT16 or (
