@@ -24,8 +24,10 @@ DESCRIBED = ROOT / "tests" / "data" / "stubs"
 CHECKED = ("10.3", "10.7", "10.13", "10.16", "11.0", "11.4")
 
 _SECONDS = 300
+# A library whose own functions are of unknown type, too. What they give is annotated, as any value is.
+_UNTYPED = "onnxruntime"
 # The bindings' classes do not all fit their bases, and some of their overloads are never reached.
-_SECTIONS = """[mypy-onnxruntime.*]
+_SECTIONS = f"""[mypy-{_UNTYPED}.*]
 ignore_missing_imports = True
 [mypy-tensorrt.*]
 disable_error_code = override, overload-cannot-match
@@ -76,12 +78,26 @@ def module(file: Path, base: Path) -> str:
     return ".".join(file.relative_to(base).with_suffix("").parts).removesuffix(".__init__")
 
 
+def _untyped(tree: ast.Module) -> set[str]:
+    """The names under which a module imports parts of the untyped library."""
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = [(getattr(node, "module", None) or alias.name, alias) for node in imports for alias in node.names]
+    return {alias.asname or alias.name for module, alias in names if module.split(".")[0] == _UNTYPED}
+
+
 def _asked(file: Path) -> dict[Span, str]:
     """Where in `file` the values stand of which something is asked: an attribute, or to be called."""
-    asked = {}
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    asked, untyped = {}, _untyped(tree)
+    for node in ast.walk(tree):
         value = node.value if isinstance(node, ast.Attribute) else node.func if isinstance(node, ast.Call) else None
-        if value is not None and value.end_lineno is not None and value.end_col_offset is not None:
+        root = next((one.id for one in ast.walk(value or node) if isinstance(one, ast.Name)), "")
+        if (
+            value is not None
+            and root not in untyped
+            and value.end_lineno is not None
+            and value.end_col_offset is not None
+        ):
             span = (value.lineno, value.col_offset + 1, value.end_lineno, value.end_col_offset)
             asked[span] = ast.unparse(node if isinstance(node, ast.Attribute) else value)
     return asked

@@ -13,12 +13,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-PACKAGES = ("pycuda", "tensorrt", "emulated_device")
+PACKAGES = ("pycuda", "tensorrt", "emulated_device", "polygraphy")
 
 
 @functools.cache
@@ -51,7 +51,7 @@ def installed(**switches: str) -> Iterator[Any]:
     to ask: `machine.assert_clean()`.
     """
     before, path = dict(os.environ), list(sys.path)
-    library = ctypes.CDLL(str(driver()))
+    ctypes.CDLL(str(driver()))
     hidden, wanted = _forget(), environment(**switches)
     os.environ.clear()
     os.environ.update(wanted)
@@ -66,7 +66,16 @@ def installed(**switches: str) -> Iterator[Any]:
         sys.path[:] = path
         os.environ.clear()
         os.environ.update(before)
-        _ctypes.dlclose(library._handle)
+        _unload(str(driver()))
+
+
+def _unload(library: str) -> None:
+    """However often it was opened: else the process would go on having a GPU."""
+    with suppress(OSError):
+        while True:
+            handle = ctypes.CDLL(library, mode=os.RTLD_NOLOAD | os.RTLD_NOW)._handle
+            _ctypes.dlclose(handle)
+            _ctypes.dlclose(handle)
 
 
 def _forget() -> dict[str, Any]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from pathlib import Path
 
 import tensorrt as trt
@@ -151,8 +152,7 @@ def told(block: Block, weights: Mapping[str, Weight]) -> dict[str, tuple[trt.Wei
     found = {}
     for index, name in enumerate(block.weights):
         weight, dtype = weights[name], _DTYPES[weights[name].dtype]
-        count = weight.nbytes // dtype.itemsize
-        found[f"w{index}"] = (trt.Weights(dtype, weight.address, count), locations[weight.location])
+        found[f"w{index}"] = (trt.Weights(dtype, weight.address, prod(weight.shape)), locations[weight.location])
     return found
 
 

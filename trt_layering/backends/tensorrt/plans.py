@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import xxhash
@@ -27,7 +27,7 @@ from trt_layering.backends.tensorrt.plan_cache import Entry, Notes, PlanCache
 from trt_layering.backends.tensorrt.plan_work import Refit, Task
 from trt_layering.errors import BuildError, MemoryLimitError
 from trt_layering.runtime.meter import available_bytes
-from trt_layering.store.manifest import PAGE, Range, Shape
+from trt_layering.store.manifest import PAGE, Binding, Range, Shape
 from trt_layering.store.writer import disk_errors
 from trt_layering.units import format_seconds, format_size
 from trt_layering.words import printable
@@ -56,7 +56,7 @@ class PlanRequest:
 
     name: str
     onnx: Path
-    binding: Literal["inputs", "refit", "swap"]
+    binding: Binding
     shared: bool
     weights: tuple[str, ...]
     profile: Mapping[str, Range]
@@ -232,7 +232,8 @@ def _refusal(request: PlanRequest, answer: Mapping[str, Any]) -> BuildError:
 def _short(answer: Mapping[str, Any]) -> str:
     """The reason, and after it the last that TensorRT said of it."""
     lines = dict.fromkeys(printable(" ".join(line.split()))[:300] for line in answer.get("lines", ()))
-    reason = printable(" ".join(answer["words"].split()))[:300]
+    words: str = answer["words"]
+    reason = printable(" ".join(words.split()))[:300]
     return " | ".join([reason, *(line for line in list(lines)[-3:] if reason not in line)])
 
 

@@ -31,7 +31,7 @@ _SUSPECTS = {
     "ReduceL2", "ReduceLogSumExp", "ReduceMean", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Softmax", "Sqrt",
 }  # fmt: skip
 """What overflows or cancels most often; tried first, and given back where it was not the cause."""
-_SPARED = 24  # of a block's kept nodes, so many are tried one by one whether they could be float16 after all
+_SPARED = 40  # times that a block runs to find out which of its kept nodes could be float16 after all
 
 
 @dataclass(frozen=True)
@@ -97,11 +97,17 @@ class Search:
             self._unrounded.add(self._source(name))
 
     def _spare(self) -> None:
-        """Of the nodes to keep, those are given back without which the block still passes."""
-        for name in sorted(self._full)[:_SPARED]:
-            self._full.remove(name)
+        """Of the nodes to keep, those are given back without which the block still passes: many at once, then fewer."""
+        pending = [[name for node in self._nodes if (name := node.name or "") in self._full]]
+        tries = 0
+        while pending and tries < _SPARED:
+            names = pending.pop()
+            self._full.difference_update(names)
+            tries += 1
             if not self._passes():
-                self._full.add(name)
+                self._full.update(names)
+                middle = len(names) // 2
+                pending += [part for part in (names[:middle], names[middle:]) if part and len(names) > 1]
 
     def _grow(self) -> None:
         """Add to the nodes to keep those at which values begin to differ too much."""
