@@ -162,18 +162,20 @@ def _blocks(path: Path, options: argparse.Namespace, folder: Path) -> Iterator[C
     import onnx_ir as ir
 
     from trt_layering.backends.tensorrt.profiles import ranges
-    from trt_layering.graph.canonical import as_inputs, canonical, fixed, save_with_weights
+    from trt_layering.graph.canonical import as_inputs, canonical, save_with_weights, shaped
 
     folder.mkdir()
     known, blocks, streamed = _prepared(path, options, folder)
-    spans = ranges(blocks, known, _shape_ranges(options), folder, _silent)
+    found = ranges(blocks, known, _shape_ranges(options), folder, _silent)
     seen: set[str] = set()
     for index, block in enumerate(blocks):
-        form = fixed(canonical(block, streamed), spans)
-        if (key := form.key(spans)) in seen:
+        form = shaped(canonical(block, streamed), found.dims)
+        if (key := form.key(found.ranges)) in seen:
             continue
         seen.add(key)
-        profile = {f"i{at}": [list(shape) for shape in _ends(spans[name])] for at, name in enumerate(form.inputs)}
+        profile = {
+            f"i{at}": [list(shape) for shape in _ends(found.ranges[name])] for at, name in enumerate(form.inputs)
+        }
         for kind in ("inputs", "constants"):
             file = folder / f"block-{index:03d}-{kind}.onnx"
             if kind == "inputs":
