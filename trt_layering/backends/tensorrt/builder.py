@@ -31,7 +31,8 @@ from trt_layering.backends.tensorrt.prepare import prepare
 from trt_layering.backends.tensorrt.streamable import streamable
 from trt_layering.backends.tensorrt.trials import Case
 from trt_layering.errors import BuildError, LayeringError
-from trt_layering.graph.canonical import Canonical, as_inputs, canonical, fixed, save_with_weights
+from trt_layering.graph.canonical import Canonical, as_inputs, canonical, save_with_weights, shaped
+from trt_layering.graph.shape_tensors import uncrossed
 from trt_layering.graph.tables import rows_input
 from trt_layering.runtime.meter import available_bytes
 from trt_layering.shapes import ShapeRange
@@ -85,6 +86,7 @@ class TensorRtBuilder:
     version = staticmethod(present.version)
     fingerprint = staticmethod(present.fingerprint)
     streamed = staticmethod(streamable)
+    legal = staticmethod(uncrossed)
 
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
@@ -109,7 +111,7 @@ class TensorRtBuilder:
         tries = {binding: _tried(blocks, binding, plans, progress) for binding in bindings}
         choice = self._chosen(blocks, tries, progress)
         chosen = tries[choice.binding]
-        self._how = self._described(choice, chosen, found)
+        self._how = self._described(choice, chosen, found.ranges)
         return [_draft(block, choice.binding, plan) for block, plan in zip(blocks, chosen.plans, strict=True)]
 
     def _plan_builder(self) -> PlanBuilder:
@@ -131,10 +133,9 @@ class TensorRtBuilder:
             self._plans.close()
             self._plans = None
 
-    def _shaped(self, cuts: Sequence[CutBlock], ranges: Mapping[str, Range]) -> list[_Shaped]:
-        spans = {name: ShapeRange(span.min, span.opt, span.max) for name, span in ranges.items()}
-        forms = [fixed(canonical(cut.graph, cut.weights), spans) for cut in cuts]
-        keys = [form.key(spans) for form in forms]
+    def _shaped(self, cuts: Sequence[CutBlock], found: profiles.Found) -> list[_Shaped]:
+        forms = [shaped(canonical(cut.graph, cut.weights), found.dims) for cut in cuts]
+        keys = [form.key(found.ranges) for form in forms]
         count, blocks = Counter(keys), []
         for index, (cut, form, key) in enumerate(zip(cuts, forms, keys, strict=True)):
             name = f"block-{index:03d}"
@@ -142,7 +143,7 @@ class TensorRtBuilder:
             if not with_inputs.exists():
                 ir.save(as_inputs(form), with_inputs)
             save_with_weights(form, with_weights)
-            profile = {f"i{number}": ranges[value] for number, value in enumerate(form.inputs)}
+            profile = {f"i{number}": found.ranges[value] for number, value in enumerate(form.inputs)}
             blocks.append(
                 _Shaped(name, index, cut, form, key, profile, with_inputs, with_weights, shared=count[key] > 1)
             )
