@@ -210,7 +210,7 @@ class Device:
         from pycuda import driver
 
         self._owned: dict[int, Memory | Event] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may come while its thread holds it
         self.name = f"GPU {ordinal}"
         try:
             driver.init()
