@@ -196,9 +196,9 @@ def _ends(span: Any) -> tuple[tuple[int, ...], ...]:
 
 def _prepared(path: Path, options: argparse.Namespace, folder: Path) -> tuple[Any, list[ir.Model], set[str]]:
     """Descriptions of the model's inputs, its blocks, and the names of the weights that are streamed."""
-    from trt_layering.assembly import as_value
     from trt_layering.backends.tensorrt.prepare import prepare
     from trt_layering.backends.tensorrt.streamable import streamable
+    from trt_layering.backends.values import as_value
     from trt_layering.building import _block_size, _divide
     from trt_layering.graph.blocks import Cutter
     from trt_layering.graph.cuts import choose_cuts, find_cuts
