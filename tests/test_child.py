@@ -54,6 +54,10 @@ def killed(task: dict[str, Any]) -> None:
     signal.raise_signal(signal.SIGKILL)
 
 
+def grandchild(task: dict[str, Any]) -> None:
+    child.call(vanish, {})
+
+
 def importance(task: dict[str, Any]) -> str:
     with open("/proc/self/oom_score_adj") as file:
         return file.read().strip()
@@ -84,14 +88,24 @@ def test_our_errors_come_back_with_all_they_say(work: child.Work, kind: type[Lay
 
 
 @pytest.mark.parametrize(
-    ("work", "said"),
-    [(crash, "ZeroDivisionError: oops"), (vanish, "status 7: it said nothing"), (killed, "ended by signal 9")],
+    ("work", "said", "status"),
+    [
+        (crash, "ZeroDivisionError: oops", 1),
+        (vanish, "status 7: it said nothing", 7),
+        (killed, "ended by signal 9", -9),
+    ],
 )
-def test_any_other_end_is_a_build_error(work: child.Work, said: str) -> None:
-    with pytest.raises(BuildError, match=said) as caught:
+def test_any_other_end_is_a_build_error(work: child.Work, said: str, status: int) -> None:
+    with pytest.raises(child.Died, match=said) as caught:
         child.call(work, {})
+    assert caught.value.status == status
     assert caught.value.where == __name__
     assert "memory" in caught.value.remedy
+
+
+def test_the_end_of_a_childs_child_is_told_by_the_child() -> None:
+    with pytest.raises(BuildError, match="a process of its own ended with status 7"):
+        child.call(grandchild, {})
 
 
 def test_the_kernel_would_end_it_before_others() -> None:

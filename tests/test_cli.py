@@ -19,7 +19,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from trt_layering import cli
+from tests.backends.tensorrt import fakes
+from trt_layering import arguments, cli
 from trt_layering.errors import BudgetError
 
 ROOT = Path(__file__).parent.parent
@@ -353,15 +354,23 @@ class TestConfiguration:
         assert as_json(capfd, "verify", config, "--name", "a")[0] == 0
         assert asked == [LoaderOptions(direct_io="never")]
 
-    @pytest.mark.parametrize(("key", "word"), [("backend", "tensorrt"), ("precision", "fp16")])
-    def test_what_cannot_be_had_yet(self, capfd, model, tmp_path, key, word):
+    def test_tensorrt_where_it_cannot_be_used(self, capfd, model, tmp_path, monkeypatch):
+        fakes.cuda(monkeypatch, None)
         file = tmp_path / "later.yaml"
-        file.write_text(f"models: [{{name: a, onnx: {model}, {key}: {word}}}]\n")
-        for words in (["build", file], ["build", model, f"--{key}", word]):
+        file.write_text(f"models: [{{name: a, onnx: {model}, backend: tensorrt}}]\n")
+        for words in (["build", file], ["build", model, "--backend", "tensorrt"]):
             status, told = as_json(capfd, *words, "--repository", tmp_path)
-            assert status == 2
-            assert told["error"]["what"] == f"{key} {word} is not written yet"
-            assert told["error"]["remedy"].startswith(f"say {key} ")
+            assert status == 1
+            assert told["error"]["what"].startswith("no NVIDIA driver")
+            assert told["error"]["remedy"]
+
+    def test_flags_of_tensorrt_win_over_the_file(self, tmp_path):
+        file = tmp_path / "one.yaml"
+        file.write_text("models: [{name: a, onnx: a.onnx, backend: tensorrt, binding: swap, placement: managed}]\n")
+        said = ["build", str(file), "--binding", "refit", "--precision", "fp16"]
+        _, [model] = arguments.models_to_build(arguments.parsed(said, cli._VERBS))
+        found = (model.backend, model.binding, model.placement, model.precision)
+        assert found == ("tensorrt", "refit", "managed", "fp16")
 
     def test_a_model_must_be_chosen(self, capfd, config):
         status, told = as_json(capfd, "run", config)

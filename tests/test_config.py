@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trt_layering.config import Duration, Loader, Model, ReadSize, Share, Size, Tolerance, load, resolve_model
-from trt_layering.errors import ConfigError, ModelError, UsageError
+from trt_layering.errors import ConfigError, ModelError
 from trt_layering.shapes import ShapeRange
 
 GOOD = """\
@@ -86,19 +86,12 @@ def test_the_arguments_of_a_build(write):
     assert first.for_build() == {
         "model": Path("models/ocr.onnx"), "name": "ocr", "backend": "onnxruntime", "precision": "fp32",
         "block_size": 4 << 20, "optimise": True, "split": True, "memory": 1 << 30,
-        "weights": "fp32", "weights_tolerance": None,
+        "weights": "fp32", "weights_tolerance": None, "binding": "auto", "placement": "auto",
         "shapes": {"input1": {"min": (1, 1, 64, 32), "opt": (1, 1, 64, 160), "max": (1, 1, 64, 320)}, "b:0": (2, 3)},
     }  # fmt: skip
     built = other.for_build()
     assert (built["optimise"], built["split"], built["memory"], built["shapes"]) == (False, False, 2 << 30, {})
     assert (narrow.for_build()["weights"], narrow.for_build()["weights_tolerance"]) == ("bf16", 1e-3)
-
-
-@pytest.mark.parametrize("later", [{"backend": "tensorrt"}, {"precision": "fp16"}])
-def test_what_cannot_be_built_yet(later):
-    with pytest.raises(UsageError, match="is not written yet") as caught:
-        Model(name="a", onnx="b", **later).for_build()
-    assert caught.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -121,8 +114,10 @@ def test_what_cannot_be_built_yet(later):
             "backend: trt",
             7,
             "models[0].backend",
-            "choose one of auto, onnxruntime, tensorrt (not yet)",
+            "choose one of auto, onnxruntime, tensorrt",
         ),
+        ("4MiB", "4MiB\n    binding: refitted", 9, "models[0].binding", "choose one of auto, inputs, refit, swap"),
+        ("4MiB", "4MiB\n    placement: 1", 9, "models[0].placement", "choose one of auto, staged, zero-copy, managed"),
         ("read_size: 8MiB", "read_size: 5000", 3, "loader.read_size", "5000 is no multiple of 4096 bytes"),
         ("read_size: 8MiB", "read_size: 5kB", 3, "loader.read_size", "'5kB' is no multiple of 4096 bytes"),
         ("read_size: 8MiB", "read_size: 0", 3, "loader.read_size", "above zero"),

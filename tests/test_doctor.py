@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import json
 import os
 
 import pytest
 
+from tests.backends.tensorrt import fakes
 from trt_layering import doctor, drive
 from trt_layering.errors import ReadError
 
@@ -84,67 +84,10 @@ def test_memory_limits_of_both_cgroup_versions(tmp_path, cgroup, files, limit):
     assert doctor.cgroup_limit(tmp_path) == limit
 
 
-class FakeCuda:
-    """A libcuda with one GPU, or one whose cuInit fails."""
-
-    def __init__(self, code):
-        self._code = code
-
-    def cuInit(self, flags):
-        return self._code
-
-    def cuGetErrorString(self, code, text):
-        ctypes.cast(text, ctypes.POINTER(ctypes.c_char_p))[0] = b"no CUDA-capable device is detected"
-        return 0
-
-    def cuDriverGetVersion(self, version):
-        ctypes.cast(version, ctypes.POINTER(ctypes.c_int))[0] = 12060
-        return 0
-
-    def cuDeviceGet(self, device, index):
-        return 0
-
-    def cuDeviceGetName(self, text, size, device):
-        text.value = b"Orin"
-        return 0
-
-    def cuDeviceTotalMem_v2(self, total, device):
-        ctypes.cast(total, ctypes.POINTER(ctypes.c_size_t))[0] = 8 << 30
-        return 0
-
-
-def test_a_gpu(monkeypatch):
-    monkeypatch.setattr(doctor.ctypes, "CDLL", lambda name: FakeCuda(0))
-    found = doctor.driver()
-    assert found.value == "CUDA 12.6, Orin, 8.00 GiB"
-    assert found.numbers == {"gpu_bytes": 8 << 30}
-
-
-def test_a_driver_without_gpu(monkeypatch):
-    monkeypatch.setattr(doctor.ctypes, "CDLL", lambda name: FakeCuda(100))
-    found = doctor.driver()
-    assert found.status == "warn"
-    assert "no CUDA-capable device is detected (100)" in found.value
-    assert not found.numbers
-
-
-def test_gpu_libraries_are_not_imported_without_a_gpu(monkeypatch):
-    def missing(name):
-        raise OSError("libcuda.so.1: cannot open shared object file")
-
-    monkeypatch.setattr(doctor.ctypes, "CDLL", missing)
-    monkeypatch.setattr(doctor.importlib, "import_module", lambda name: pytest.fail(f"imported {name}"))
+def test_gpu_libraries_are_not_imported_without_a_gpu(monkeypatch, tmp_path):
+    fakes.libraries(monkeypatch, tmp_path, pycuda="raise SystemError\n", tensorrt="raise SystemError\n")
+    fakes.cuda(monkeypatch, None)
     monkeypatch.setattr(doctor, "disk", lambda folder: [])
     monkeypatch.setattr(doctor, "onnxruntime", lambda: doctor.Finding("ONNX Runtime", ""))
     findings = {finding.name: finding for finding in doctor.examine()}
     assert "no GPU" in findings["TensorRT"].value
-
-
-def test_a_library_that_is_there_but_broken(monkeypatch):
-    def broken(name):
-        raise ImportError("libnvinfer.so.10: cannot open shared object file")
-
-    monkeypatch.setattr(doctor.importlib, "import_module", broken)
-    found = doctor.library("TensorRT", "tensorrt", "install it")
-    assert (found.status, found.remedy) == ("warn", "install it")
-    assert "libnvinfer.so.10" in found.value

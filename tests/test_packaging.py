@@ -72,7 +72,7 @@ def test_dependencies_are_few(metadata):
         "numpy", "onnx", "onnx-ir", "onnxruntime", "polygraphy", "pyyaml", "msgspec", "xxhash", "rich",
         "ml_dtypes",
     }  # fmt: skip
-    assert set(metadata["options.extras_require"]) == {"tensorrt", "serve", "report", "models", "test"}
+    assert set(metadata["options.extras_require"]) == {"tensorrt", "jetson", "serve", "report", "models", "test"}
 
 
 def test_the_terminals_library_is_the_command_lines():

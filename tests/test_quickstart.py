@@ -15,6 +15,7 @@ import pytest
 from tests import checkout
 from tests.chains import in_this_process, layers, saved
 from trt_layering.config import Model, Size
+from trt_layering.deploying import NOTES
 from trt_layering.shapes import ShapeRange
 
 pytestmark = pytest.mark.usefixtures("engines_take_what_the_manifest_says", "quick_collections")
@@ -78,7 +79,7 @@ def test_another_model_in_the_same_place_builds_again(versions: Callable[..., li
 
 
 def test_a_chain_that_somebody_else_built_is_not_taken(
-    quickstart: ModuleType, versions: Callable[..., list[str]], model: Model, tmp_path: Path
+    versions: Callable[..., list[str]], model: Model, tmp_path: Path
 ) -> None:
     from trt_layering.building import build
 
@@ -86,6 +87,7 @@ def test_a_chain_that_somebody_else_built_is_not_taken(
     with in_this_process():
         build(model.onnx, name="m", repository=tmp_path / "engines")
     assert versions(model) == ["1", "2", "3"]
-    (tmp_path / "engines" / quickstart.BUILT).write_bytes(b"\xff")
+    note = tmp_path / "engines" / NOTES / "m.json"
+    note.write_bytes(b"\xff")
     assert versions(model) == ["1", "2", "3", "4"]
-    assert json.loads((tmp_path / "engines" / quickstart.BUILT).read_text())["folder"] == "4"
+    assert json.loads(note.read_text())["version"] == "4"

@@ -94,6 +94,8 @@ def _add_shape(parser: argparse.ArgumentParser, names: Sequence[str], words: str
 def _add_build(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="MODEL.onnx|CONFIG.yaml", help="a model, or a deployment of models")
     parser.add_argument("--name", metavar="N", help="the chain's name (default: the file's); or which of CONFIG.yaml")
+    words = "only those of CONFIG.yaml that are not up to date; one that fails does not stop the others"
+    parser.add_argument("--all", action="store_true", help=words)
     _add_repository(parser)
     words = "what executes blocks (default: auto: tensorrt where it can be used, else onnxruntime)"
     parser.add_argument("--backend", choices=("auto", "onnxruntime", "tensorrt"), help=words)
@@ -205,6 +207,8 @@ def models_to_build(options: argparse.Namespace) -> tuple[str, list[Model]]:
     from trt_layering.config import Model
 
     config = config_of(options.target)
+    if options.all and (config is None or options.name is not None):
+        raise UsageError("--all is for every model of CONFIG.yaml", remedy="leave it out, or name a deployment alone")
     if config is None:
         name = options.name or re.sub(r"[^A-Za-z0-9._-]", "-", Path(options.target).stem).lstrip(".") or "model"
         return options.repository or "engines", [_with_flags(Model(name=name, onnx=options.target), options)]

@@ -11,23 +11,22 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 import onnx_ir as ir
 
-from trt_layering.backends.base import Builder, Progress
+from trt_layering.backends.base import BlockTooLarge, Builder, CutBlock, Draft, Places, Progress
 from trt_layering.errors import BuildError
 from trt_layering.graph.blocks import Cutter
-from trt_layering.graph.cuts import choose_cuts, find_cuts
+from trt_layering.graph.cuts import Cut, choose_cuts, find_cuts
+from trt_layering.graph.dtypes import word
 from trt_layering.graph.tables import bring_forward, find_tables, rows_input, seams
+from trt_layering.shapes import ShapeRange
 from trt_layering.store.manifest import Block, Part, Value
 from trt_layering.store.writer import StoreWriter
 
 log = logging.getLogger("trt_layering")
 
-Places = dict[str, tuple[int, int]]
-"""Offset and length in `weights.bin` of each streamed weight."""
-
-_STREAMED_FROM = 1024
 _JOINED = 4
 """How many times larger the blocks of a level are than those that they are joined of."""
 _WORDS = {ir.DataType.FLOAT: "float32", ir.DataType.DOUBLE: "float64"}
@@ -43,36 +42,47 @@ class Assembled:
     whole: tuple[Block, ...]
 
 
-@dataclass(frozen=True)
-class CutBlock:
-    """A block before it is written: its graph and the bytes of its streamed weights by name."""
-
-    graph: ir.Model
-    weights: Mapping[str, int]
-
-
 def assemble(
     writer: StoreWriter,
     builder: Builder,
     windows: Sequence[ir.Model],
-    size: int,
-    dims: Mapping[str, int],
+    cutting: Cutting,
+    ranges: Mapping[str, ShapeRange],
     tell: Progress,
 ) -> Assembled:
-    """Write `windows` as blocks of at most `size` bytes of weights where the graph allows; `dims` gives numbers for
-    symbolic dims, to find narrow cuts by."""
-    seamed = [_seamed(window, size, dims) for window in windows]
-    cuts = [cut for window in seamed for cut in _blocks(window)]
-    places, blocks = _write(writer, builder, cuts, tell)
+    """Write `windows` as blocks, cut as `cutting` says; `ranges` are the shapes of the model's inputs. A block of which
+    no engine can be built in the memory there is is cut once more, which the log says."""
+    seamed = [_seamed(builder, window, cutting) for window in windows]
+    while True:
+        cuts = [cut for window in seamed for cut in _blocks(window)]
+        try:
+            drafts = builder.drafts(cuts, ranges, tell)
+            break
+        except BlockTooLarge as error:
+            if not _cut_once_more(seamed, error.block):
+                raise
+            log.warning("cut into smaller blocks: %s", error.what)
+    places, blocks = _write(writer, builder, drafts, tell)
+    if not builder.joins:
+        return Assembled(blocks, (), ())
     joined = _write_joined(writer, builder, seamed, blocks, places)
     whole = _write_whole(writer, builder, windows, places) if len(windows) < len(blocks) else ()
     return Assembled(blocks, joined, whole)
 
 
-def cut_windows(windows: Iterable[ir.Model], size: int, dims: Mapping[str, int]) -> Iterator[CutBlock]:
+@dataclass(frozen=True)
+class Cutting:
+    """Where windows are cut: into blocks of at most `size` bytes of weights where the graph allows. `dims` gives
+    numbers for symbolic dims, to find narrow cuts by."""
+
+    size: int
+    dims: Mapping[str, int]
+
+
+def cut_windows(builder: Builder, windows: Iterable[ir.Model], cutting: Cutting) -> Iterator[CutBlock]:
     """The blocks that `assemble` writes, in their order."""
     for window in windows:
-        yield from _blocks(_seamed(window, size, dims))
+        yield from _blocks(_seamed(builder, window, cutting))
 
 
 @dataclass(frozen=True)
@@ -82,21 +92,39 @@ class _Seamed:
 
     window: ir.Model
     sizes: Mapping[str, int]
-    levels: Sequence[Sequence[int]]
+    cuts: Sequence[Cut]
+    levels: list[list[int]]
 
 
-def _seamed(window: ir.Model, size: int, dims: Mapping[str, int]) -> _Seamed:
+def _seamed(builder: Builder, window: ir.Model, cutting: Cutting) -> _Seamed:
     """`window` with its seams, its Gathers of rows brought forward; the seams around these are in every level."""
     bring_forward(window.graph)
-    graph, sizes = window.graph, _streamed(window.graph)
-    cuts = find_cuts(graph, dims)
+    graph, sizes, size = window.graph, builder.streamed(window.graph), cutting.size
+    cuts = every = builder.legal(graph, find_cuts(graph, cutting.dims))
     required = seams(graph, (cut.position for cut in cuts))
     levels = [[0, *choose_cuts(graph, cuts, size, sizes, required), len(graph)]]
     while (size := size * _JOINED) < sum(sizes.values()):
         cuts = [cut for cut in cuts if cut.position in levels[-1]]
         levels.append([0, *choose_cuts(graph, cuts, size, sizes, required), len(graph)])
     levels.append([0, *sorted(required), len(graph)])
-    return _Seamed(window, sizes, levels)
+    return _Seamed(window, sizes, every, levels)
+
+
+def _cut_once_more(seamed: Sequence[_Seamed], block: int) -> bool:
+    """Cut block number `block` where it may be, into two at least; whether it may be."""
+    for window in seamed:
+        seams_here = window.levels[0]
+        if block >= len(seams_here) - 1:
+            block -= len(seams_here) - 1
+            continue
+        start, stop = seams_here[block : block + 2]
+        cuts = [cut for cut in window.cuts if start < cut.position < stop]
+        names = window.window.graph
+        size = sum(window.sizes.get(name, 0) for name in Cutter(window.window).extract(start, stop).graph.initializers)
+        inner = choose_cuts(names, cuts, max(size // 2, 1), window.sizes, ())
+        window.levels[0][block + 1 : block + 1] = inner
+        return bool(inner)
+    return False
 
 
 def _blocks(seamed: _Seamed) -> Iterator[CutBlock]:
@@ -111,50 +139,28 @@ def _blocks(seamed: _Seamed) -> Iterator[CutBlock]:
         log.warning("%s is loaded as a whole, though only rows of it are used: no seam can part its Gather", name)
 
 
-def _streamed(graph: ir.Graph) -> dict[str, int]:
-    """Bytes of the initializers that go to the weight store. The others stay in their block's file: small ones, which
-    some kernels read when a session is made, before any weights have been loaded, and those of a dtype that cannot be
-    given by reference."""
-    sizes = {}
-    for name, value in graph.initializers.items():
-        tensor = value.const_value
-        if tensor is None or tensor.nbytes < _STREAMED_FROM:
-            continue
-        if _numpy_can_alias(tensor.dtype):
-            sizes[name] = tensor.nbytes
-        else:
-            log.warning("%s stays in memory: weights of %s cannot be streamed", name, word(tensor.dtype))
-    return sizes
-
-
-def _numpy_can_alias(dtype: ir.DataType) -> bool:
-    return dtype == ir.DataType.BFLOAT16 or (
-        dtype.bitwidth >= 8 and dtype.numpy().kind in "biuf" and "float8" not in word(dtype)
-    )
-
-
 def _write(
-    writer: StoreWriter, builder: Builder, cuts: Sequence[CutBlock], tell: Progress
-) -> tuple[Places, tuple[Block, ...]]:
-    """Write weights and engines; a weight of several blocks goes to an extent of its own, once."""
+    writer: StoreWriter, builder: Builder, drafts: Sequence[Draft], tell: Progress
+) -> tuple[dict[str, tuple[int, int]], tuple[Block, ...]]:
+    """Write what is stored, and engines; what several blocks have goes to an extent of its own, once."""
     users: dict[str, list[int]] = defaultdict(list)
-    for index, cut in enumerate(cuts):
-        for name in cut.weights:
+    for index, draft in enumerate(drafts):
+        for name in draft.stored:
             users[name].append(index)
     written: dict[tuple[int, ...], int] = {}
-    places: Places = {}
+    places: dict[str, tuple[int, int]] = {}
+    engines: dict[str, Path] = {}
     blocks = []
-    for index, cut in enumerate(cuts):
-        tell("write", index, len(cuts))
-        groups: dict[tuple[int, ...], list[str]] = defaultdict(list)
-        for name in cut.weights:
-            groups[tuple(users[name])].append(name)
+    for index, draft in enumerate(drafts):
+        tell("write", index, len(drafts))
+        groups: dict[tuple[int, ...], dict[str, ir.TensorProtocol]] = defaultdict(dict)
+        for name, tensor in draft.stored.items():
+            groups[tuple(users[name])][name] = tensor
         for group in [group for group in groups if group not in written]:
-            written[group] = _write_extent(writer, cut.graph.graph, groups[group], places)
+            written[group] = _write_extent(writer, groups[group], places)
         extents = tuple(written[group] for group in groups)
-        name, rows = f"block-{index:03d}", rows_input(cut.graph.graph)
-        blocks.append(_write_engine(writer, builder, name, cut.graph, places, extents, rows))
-    tell("write", len(cuts), len(cuts))
+        blocks.append(_write_engine(writer, builder, f"block-{index:03d}", draft, places, extents, engines))
+    tell("write", len(drafts), len(drafts))
     return places, tuple(blocks)
 
 
@@ -170,8 +176,9 @@ def _write_joined(
             first, count = before + single.index(start), single.index(stop) - single.index(start)
             if count > 1:
                 extents = tuple(dict.fromkeys(e for block in blocks[first : first + count] for e in block.extents))
-                graph, name = cutter.extract(start, stop), f"joined-{len(joined):03d}"
-                block = _write_engine(writer, builder, name, graph, places, extents)
+                draft = builder.draft(CutBlock(cutter.extract(start, stop), {}))
+                name = f"joined-{len(joined):03d}"
+                block = _write_engine(writer, builder, name, draft, places, extents, {})
                 joined.append(Part(first=first, count=count, block=block))
         before += len(single) - 1
     return tuple(joined)
@@ -185,7 +192,8 @@ def _write_whole(
     for index, window in enumerate(windows):
         names = set(window.graph.initializers)
         extents = (i for i, extent in enumerate(writer.extents) if any(t.name in names for t in extent.tensors))
-        blocks.append(_write_engine(writer, builder, f"whole-{index:03d}", window, places, tuple(extents)))
+        draft = builder.draft(CutBlock(window, {}))
+        blocks.append(_write_engine(writer, builder, f"whole-{index:03d}", draft, places, tuple(extents), {}))
     return tuple(blocks)
 
 
@@ -193,30 +201,32 @@ def _write_engine(
     writer: StoreWriter,
     builder: Builder,
     name: str,
-    graph: ir.Model,
+    draft: Draft,
     places: Places,
     extents: tuple[int, ...],
-    rows: str | None = None,
+    engines: dict[str, Path],
 ) -> Block:
-    """Write the engine of `graph`; `rows` is the input that chooses rows, if it only gathers these."""
-    file = writer.engine_file(name, builder.suffix)
-    builder.write_engine(graph, file, {key: places[key] for key in graph.graph.initializers if key in places})
+    """Write the engine of `draft`, unless it is one of those already in `engines`."""
+    if draft.engine not in engines:
+        engines[draft.engine] = writer.engine_file(name, builder.suffix)
+        draft.write(engines[draft.engine], places)
+    file = engines[draft.engine]
     return Block(
         name=name,
         file=file.name,
         digest=writer.digest(file),
         extents=extents,
-        inputs=tuple(map(as_value, graph.graph.inputs)),
-        outputs=tuple(map(as_value, graph.graph.outputs)),
-        rows=rows,
+        inputs=tuple(map(as_value, draft.inputs)),
+        outputs=tuple(map(as_value, draft.outputs)),
+        rows=draft.rows,
+        weights=draft.weights,
     )
 
 
-def _write_extent(writer: StoreWriter, graph: ir.Graph, names: Sequence[str], places: Places) -> int:
-    tensors = {name: graph.initializers[name].const_value for name in names}
-    index = writer.add_extent(
-        [(name, word(t.dtype), tuple(t.shape.numpy()), t) for name, t in tensors.items() if t is not None]
-    )
+def _write_extent(
+    writer: StoreWriter, stored: Mapping[str, ir.TensorProtocol], places: dict[str, tuple[int, int]]
+) -> int:
+    index = writer.add_extent([(name, word(t.dtype), tuple(t.shape.numpy()), t) for name, t in stored.items()])
     extent = writer.extents[index]
     places.update({tensor.name: (extent.offset + tensor.offset, tensor.nbytes) for tensor in extent.tensors})
     return index
@@ -231,8 +241,3 @@ def as_value(value: ir.Value) -> Value:
         )
     dims = None if value.shape is None else tuple(d if isinstance(d, int) else d.value or None for d in value.shape)
     return Value(name=value.name, dtype=word(dtype), shape=dims)
-
-
-def word(dtype: ir.DataType) -> str:
-    """The manifest's word for `dtype`."""
-    return _WORDS.get(dtype, dtype.name.lower())

@@ -26,7 +26,7 @@ from trt_layering.shapes import format_shape
 from trt_layering.table import columns
 from trt_layering.terminal import Progress, Result, Terminal, explain, say
 from trt_layering.units import format_size
-from trt_layering.words import quoted
+from trt_layering.words import printable, quoted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -73,6 +73,8 @@ def build(options: argparse.Namespace) -> Result:
     """Build the chain of one ONNX file, or of every model of a deployment (with --name: of that one)."""
     repository, models = arguments.models_to_build(options)
     _share_thread_pool(options)
+    if options.all:
+        return _build_all(models, repository)
     told = [_build(model, repository) for model in models]
     lines = []
     for one in told:
@@ -86,6 +88,20 @@ def build(options: argparse.Namespace) -> Result:
     return Result({"models": told}, lines)
 
 
+def _build_all(models: Sequence[Model], repository: str) -> Result:
+    """Build what is not up to date, a line on standard error for each thing that happens; status 1 if one failed."""
+    from trt_layering import deploying
+    from trt_layering.interrupts import interruptible
+    from trt_layering.terminal import Steps
+
+    def tell(text: str) -> None:
+        say("".join(f"{printable(line)}\n" for line in text.split("\n")), sys.stderr)
+
+    with interruptible():
+        outcomes = deploying.build_all(models, Path(repository), lambda name: Steps(sys.stderr, name), tell)
+    return deploying.told(outcomes)
+
+
 def _share_thread_pool(options: argparse.Namespace) -> None:
     """One thread pool for all engines, where nobody else's sessions could be harmed by it; imports onnxruntime."""
     if options.whole_process:
@@ -96,11 +112,12 @@ def _share_thread_pool(options: argparse.Namespace) -> None:
 
 def _build(model: Model, repository: str) -> dict[str, Any]:
     import trt_layering as tl
+    from trt_layering import deploying
     from trt_layering.inspect import cost_lines, costs
 
     begin = time.monotonic()
     with Progress(sys.stderr) as progress:
-        built = tl.build(**model.for_build(), repository=repository, progress=progress)
+        built = deploying.build(model, Path(repository), progress)
     manifest, path = built.manifest, Path(built.path)
     return {
         "name": model.name, "version": int(path.name), "path": str(path), "seconds": time.monotonic() - begin,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -27,3 +28,9 @@ def difference(wanted: np.ndarray[Any, Any], got: np.ndarray[Any, Any]) -> tuple
     if wanted.dtype.kind in "iu" and not np.array_equal(wanted, got):
         apart = max(apart, 1.0)  # float64 does not tell large integers apart
     return apart, largest
+
+
+def relative(wanted: np.ndarray[Any, Any], got: np.ndarray[Any, Any]) -> float:
+    """The largest difference as a part of the largest element; infinite where there is no such part."""
+    diff, largest = difference(wanted, got)
+    return diff / largest if largest else 0.0 if diff == 0 else math.inf

@@ -11,7 +11,7 @@ from importlib import metadata
 
 from trt_layering.backends.tensorrt import driver, present
 from trt_layering.backends.tensorrt.driver import Gpu, NoDriver
-from trt_layering.errors import BackendError
+from trt_layering.errors import BackendError, MemoryLimitError
 from trt_layering.findings import Finding
 from trt_layering.units import format_size
 from trt_layering.words import printable
@@ -36,19 +36,22 @@ def examine() -> list[Finding]:
 
 
 def placement() -> Finding:
-    """Where streamed weights are put, by a measurement that takes a few seconds. Only where TensorRT can be used."""
+    """Where streamed weights are best put, by a measurement of a few seconds. Only where TensorRT can be used."""
     from trt_layering.backends.tensorrt.cuda import Device
-    from trt_layering.backends.tensorrt.placement import measure
+    from trt_layering.backends.tensorrt.placement import choose, measure
 
-    name, remedy = "weights' placement", "free some memory of the GPU, and stop other programs that use it"
+    name, remedy = "weights' placement", "free some memory, and stop other programs that use the GPU"
     try:
         device = Device()
-        with device.current():
-            measured = measure(device)
-    except Exception as error:
-        words = error.what if isinstance(error, BackendError) else f"{type(error).__name__}: {error}"
-        return Finding(name, f"not measured: {printable(words)}", "warn", remedy)
-    return Finding(name, measured.words, numbers=measured.numbers)
+        try:
+            results = measure(device)
+        finally:
+            device.close()
+    except (BackendError, MemoryLimitError) as error:
+        return Finding(name, f"not measured: {printable(error.what)}", "warn", remedy)
+    told = "; ".join(f"{result.placement}: {printable(result.words)}" for result in results)
+    seconds = {f"{one.placement}_seconds": one.seconds for one in results if one.seconds is not None}
+    return Finding(name, f"{choose(results)} ({told})", numbers=seconds)
 
 
 def _no_driver(error: BackendError) -> Finding:

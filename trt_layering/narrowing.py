@@ -19,7 +19,7 @@ import onnx_ir as ir
 from trt_layering.backends.base import Progress
 from trt_layering.backends.onnxruntime.runtime import reported, return_memory, run_plainly, uncut_options
 from trt_layering.backends.onnxruntime.session import open_session
-from trt_layering.compare import difference
+from trt_layering.compare import relative
 from trt_layering.errors import BackendError, UsageError
 from trt_layering.graph.narrow import KINDS, candidates, fits, narrow, narrow_names, widen
 from trt_layering.graph.stored import unmapped
@@ -184,7 +184,7 @@ class _Walk:
             log.info("not narrow: %s", error.what)
             return math.inf
         pairs = ((own[name], other[name]) for own, other in zip(wanted, got, strict=True) for name in own)
-        return max((_relative(own, other) for own, other in pairs), default=0.0)
+        return max((relative(own, other.astype(own.dtype)) for own, other in pairs), default=0.0)
 
     def _run(self, block: ir.Model, wide: Sequence[str]) -> list[Feeds]:
         """Outputs of `block` for each trial; the weights `wide` have their float32 back."""
@@ -208,9 +208,3 @@ def _take(graph: ir.Graph, live: Mapping[str, Array]) -> None:
         array = live[value.name or ""]
         if array.dtype.kind == "f":
             value.type = ir.TensorType(ir.DataType.from_numpy(array.dtype))
-
-
-def _relative(wanted: Array, got: Array) -> float:
-    """The largest difference as a part of the largest element; infinite where there is no such part."""
-    diff, largest = difference(wanted, got.astype(wanted.dtype))
-    return diff / largest if largest else 0.0 if diff == 0 else math.inf

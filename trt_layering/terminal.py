@@ -140,6 +140,35 @@ class Progress:
                 print(f"{stage}:{share} after {self._clock() - self._begin:.0f} s", file=self._stream, flush=True)
 
 
+class Steps:
+    """Shows each step of the build of the model `name`, called with stage, done, total: as bars on a terminal, else a
+    line for each."""
+
+    def __init__(self, stream: TextIO, name: str) -> None:
+        self._stream = stream
+        self._name = printable(name)
+        self._bars = Progress(stream) if stream.isatty() else None
+        self._told = ""
+
+    def __enter__(self) -> Steps:
+        if self._bars is not None:
+            self._bars.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bars is not None:
+            self._bars.__exit__()
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        if self._bars is not None:
+            self._bars(f"{self._name}: {stage}", done, total)
+            return
+        line = f"{self._name}: {printable(stage)} {f'{done} of {total}' if total else done or ''}".rstrip()
+        if line != self._told:
+            self._told = line
+            say(f"{line}\n", self._stream)
+
+
 class Terminal:
     """Where words go. With --json, standard output carries one object and nothing else, come what may."""
 

@@ -16,13 +16,14 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.chains import assert_same, budgets, cut_by, feed, in_this_process, layers, model, opened, saved, uncut
+from tests.store.samples import chain_of
 from trt_layering import backends
 from trt_layering.backends.onnxruntime import machine
 from trt_layering.backends.onnxruntime import runtime as module
 from trt_layering.backends.onnxruntime.runtime import PROVIDERS, OnnxRuntime, reported, session_options, tensor_over
 from trt_layering.building import build
 from trt_layering.errors import BackendError, BuildError, ForeignError, MemoryLimitError, UsageError
-from trt_layering.store.manifest import WEIGHTS_FILE, Block, Value
+from trt_layering.store.manifest import WEIGHTS_FILE, Backend, Block, Value
 from trt_layering.store.reader import WeightFile
 
 FLOAT = TensorProto.FLOAT
@@ -345,7 +346,7 @@ def test_backends_by_name() -> None:
     with pytest.raises(UsageError, match="'tpu'"):
         backends.builder("tpu")
     with pytest.raises(ForeignError, match="'tpu'"):
-        backends.runtime("tpu")
+        backends.runtime(chain_of((), (), backend=Backend(name="tpu", version="1", fingerprint={})))
 
 
 def test_what_a_signal_handler_raises_passes() -> None:

@@ -13,20 +13,31 @@ Where a device executes, `execute` only asks: the chain asks for the next block 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from trt_layering.store.manifest import Block, Value
+from trt_layering.errors import BuildError
+from trt_layering.store.manifest import Block, TensorRt, Value
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from trt_layering.graph.cuts import Cut
+    from trt_layering.shapes import ShapeRange
+
 Read = Callable[[memoryview, int], None]
 Progress = Callable[[str, int, int], None]
 """Called with the stage's name, how much of it is done and how much there is."""
+
+
+class BlockTooLarge(BuildError):
+    """No engine of block number `block` can be built in the memory there is; of a smaller block one may."""
+
+    block = 0
 
 
 class Landing(Protocol):
@@ -152,6 +163,10 @@ class Runtime(Protocol):
         hold nothing yet; the arena must outlive the engine."""
         ...
 
+    def ready(self) -> None:
+        """All engines are open; what is better done before the first run is done now."""
+        ...
+
     def open_resident(self, folder: Path, block: Block, buffers: Mapping[str, Any], read: Read) -> Engine:
         """An engine that has its weights in memory of its own, laid out as executes fastest. They come from
         `weights.bin` in `folder`; `read` fills a buffer, page by page, from an offset of that file, and raises what
@@ -180,9 +195,41 @@ class Runtime(Protocol):
         """`tensor`, once it is there, as a numpy array that the caller owns."""
         ...
 
+    def device_bytes(self) -> int:
+        """Bytes that a device says it gave since this runtime was made; 0 where host memory is all there is."""
+        ...
+
     def close(self) -> None:
         """Give back memory kept between executions."""
         ...
+
+
+Places = Mapping[str, tuple[int, int]]
+"""Offset and length in `weights.bin` by the name of what lies there."""
+
+
+@dataclass(frozen=True)
+class CutBlock:
+    """A block before it is written: its graph and the bytes of its streamed weights by name."""
+
+    graph: ir.Model
+    weights: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A block whose engine can be written. `stored` is what of it goes to the weight store, by name; `inputs` and
+    `outputs` are in the engine's order, and so are its `weights` where it numbers them. Drafts with the same `engine`
+    share a file, which `write` makes at a path, with the places of what is stored. `rows`: the input that chooses rows,
+    if the block only gathers these and the table is stored as it is."""
+
+    stored: Mapping[str, ir.TensorProtocol]
+    inputs: Sequence[ir.Value]
+    outputs: Sequence[ir.Value]
+    engine: str
+    write: Callable[[Path, Places], None]
+    weights: tuple[str, ...] = ()
+    rows: str | None = None
 
 
 class Builder(Protocol):
@@ -191,6 +238,8 @@ class Builder(Protocol):
     name: str
     suffix: str
     """Of engine files, for example ".onnx"."""
+    joins: bool
+    """Whether engines for runs of blocks, and for everything at once, are written as well."""
 
     def version(self) -> str:
         """The version of the library behind the backend."""
@@ -203,11 +252,35 @@ class Builder(Protocol):
     def prepare(self, model: ir.Model, work: Path, memory: int, progress: Progress) -> Sequence[ir.Model]:
         """The model as one or more consecutive windows of prepared graph, typed, together computing what it computes.
 
-        `work` is an empty folder that outlives the windows; `memory` is what preparing may take, in bytes.
+        `work` is a folder that outlives the windows; `memory` is what preparing may take, in bytes.
         """
         ...
 
-    def write_engine(self, block: ir.Model, path: Path, places: Mapping[str, tuple[int, int]]) -> None:
-        """Write the engine of `block` without the weights named in `places`, which gives their offset and length in
-        `weights.bin` beside `path`."""
+    def streamed(self, graph: ir.Graph) -> dict[str, int]:
+        """Bytes of the initializers of `graph` that may go to the weight store, by name; the others stay in engines."""
+        ...
+
+    def legal(self, graph: ir.Graph, cuts: Iterable[Cut]) -> list[Cut]:
+        """Those of `cuts` at which engines of this backend can pass on what is alive."""
+        ...
+
+    def drafts(self, cuts: Sequence[CutBlock], ranges: Mapping[str, ShapeRange], progress: Progress) -> list[Draft]:
+        """The engines of all blocks of the model, in order, ready to be written; `ranges` are the shapes of its inputs.
+        Raises BlockTooLarge where one cannot be built in the memory there is."""
+        ...
+
+    def draft(self, cut: CutBlock) -> Draft:
+        """The engine of one more graph, if the backend `joins`."""
+        ...
+
+    def tensorrt(self) -> TensorRt | None:
+        """After `drafts`: how the chain's engines get their weights, if they are TensorRT's."""
+        ...
+
+    def published(self) -> None:
+        """The chain is there: what was kept for another try is not needed any more."""
+        ...
+
+    def close(self) -> None:
+        """The build has ended, one way or another."""
         ...

@@ -101,6 +101,7 @@ def stream(
             weights = _views(chain, part.block.extents, arena, offset)
             supply.engines.append(runtime.open_streamed(folder, part.block, weights, buffers))
             weights.clear()
+        runtime.ready()
     except BaseException:
         supply.close()
         raise
@@ -127,6 +128,7 @@ def keep(
             _verify(chain, file, options)
         for block in blocks:
             supply.engines.append(runtime.open_resident(folder, block, buffers, file.read_into))
+        runtime.ready()
     except BaseException:
         supply.close()
         raise

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +13,31 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from tests.backends.tensorrt.blocks import WEIGHTS, block
+from tests.backends.tensorrt.blocks import WEIGHTS, block, request
 from tests.emulation import install
 from trt_layering.backends.tensorrt import plan_work, timing_cache
+from trt_layering.backends.tensorrt.plans import BlockTooLarge, PlanBuilder
 
 MIB = 1 << 20
 
 
-@pytest.fixture(params=["10.3", "10.16", "11.4"])
+@contextmanager
+def emulated(**switches: str) -> Iterator[Any]:
+    """Polygraphy keeps the TensorRT that it first saw, so it is imported anew."""
+    with install.installed(**switches) as machine:
+        hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if name.startswith("polygraphy")}
+        try:
+            yield machine
+        finally:
+            for name in [name for name in sys.modules if name.startswith("polygraphy")]:
+                del sys.modules[name]
+            sys.modules.update(hidden)
+
+
+@pytest.fixture(scope="module", params=["10.3", "10.16", "11.4"])
 def machine(request: pytest.FixtureRequest) -> Iterator[Any]:
-    with install.installed(tensorrt=request.param) as emulated:
-        yield emulated
+    with emulated(tensorrt=request.param) as found:
+        yield found
 
 
 @pytest.fixture
@@ -169,7 +185,6 @@ def test_the_timing_cache_grows_over_builds(machine: Any, task: Any) -> None:
 def test_what_others_have_written_meanwhile_is_kept(machine: Any, task: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another build replaces the cache while this one builds."""
     asked = task("inputs")
-    monkeypatch.setattr(timing_cache, "read", lambda file, read=timing_cache.read: read(file))
     with monkeypatch.context() as patch:
         keep = timing_cache.keep
 
@@ -218,10 +233,55 @@ def test_a_timing_cache_that_tensorrt_refuses_is_told_and_begun_anew(machine: An
 
 def test_a_timing_cache_of_another_gpu_is_told_and_begun_anew(task: Any) -> None:
     asked = task("inputs")
-    with install.installed(gpu="NVIDIA L4", sm="8.9"):
+    with emulated(gpu="NVIDIA L4", sm="8.9"):
         plan_work.build(asked)
-    with install.installed():
+    with emulated():
         answer = plan_work.build(asked)
         assert "begun anew" in " ".join(answer["said"])
         assert entries(asked) > 0
         assert plan_work.build(asked)["said"] == []
+
+
+# --------------------------------------------------------------------------------------------------- from end to end
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Iterator[Path]:
+    with install.installed():
+        yield tmp_path / "engines"
+
+
+def builder(repository: Path) -> PlanBuilder:
+    return PlanBuilder(repository, "10.3.0", {"gpu": "Orin (nvgpu)", "sm": "8.7"}, available=lambda: 4 << 30)
+
+
+@pytest.mark.parametrize("binding", ["inputs", "refit", "swap"])
+def test_a_child_builds_and_the_plan_is_kept(tmp_path: Path, repository: Path, binding: Any) -> None:
+    asked = request(tmp_path, binding)
+    plan = builder(repository).plan(asked)
+    assert plan.path.read_bytes()[:4] == b"ftrt"
+    assert plan.refit_weights == (("w0", "w1") if binding == "refit" else ())
+    (timing,) = (repository / ".timing-caches").iterdir()
+    assert timing.name == "10.3.0-Orin-nvgpu-8.7.cache"
+    assert builder(repository).plan(asked) == plan
+
+
+def test_a_killed_child_is_followed_by_one_with_less(
+    tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = tmp_path / "times"
+    times.write_text("2")
+    monkeypatch.setenv("EMULATED_BUILD_TIMES", str(times))
+    monkeypatch.setenv("EMULATED_BUILD_KILL", "*")
+    assert builder(repository).plan(request(tmp_path)).workspace == 256 << 20
+
+
+def test_a_block_that_never_fits_is_told_in_tensorrts_words(
+    tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EMULATED_BUILD_NONE", "*")
+    with pytest.raises(BlockTooLarge, match="block-000 was built for swap") as caught:
+        builder(repository).plan(request(tmp_path, "swap"))
+    assert caught.value.where.count("Could not find any implementation for node") == 3
+    assert (repository / ".plans").is_dir()
+    assert not list(repository.rglob("plan.json"))

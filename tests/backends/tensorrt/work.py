@@ -55,7 +55,7 @@ def no_implementation(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def refused(task: dict[str, Any]) -> dict[str, Any]:
-    _note(task)
+    built(task)
     return {"reason": "refused", "words": "Could not parse", "said": ["heed this"], "lines": ["E no importer for Foo"]}
 
 

@@ -4,6 +4,9 @@
 # of its Python API. Whether a member exists in a version is told by `tables.json` alone; a property without a type here
 # is an `object`, of which nothing can be asked, until its type is added. `OrNone` marks a method that may return None.
 
+class DataType:
+    itemsize: float  # a half for types of four bits
+
 class IHostMemory:
     dtype: DataType
     nbytes: int

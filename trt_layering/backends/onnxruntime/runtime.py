@@ -227,6 +227,9 @@ class OnnxRuntime:
             options.add_initializer(name, value)
         return self._open(folder, block, options, values, buffers)
 
+    def ready(self) -> None:
+        """There is nothing that would not be done by executing."""
+
     def open_resident(
         self, folder: Path, block: Block, buffers: Mapping[str, ort.OrtValue], read: Read
     ) -> OnnxRuntimeEngine:
@@ -277,6 +280,10 @@ class OnnxRuntime:
     def unwrap(self, tensor: ort.OrtValue | Array) -> Array:
         """A copy of `tensor` that the caller owns."""
         return np.array(as_array(tensor))
+
+    def device_bytes(self) -> int:
+        """There is no device."""
+        return 0
 
     def close(self) -> None:
         """Make the shared allocator, and the C library, give back what no engine uses."""

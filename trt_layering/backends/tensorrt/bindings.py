@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from pathlib import Path
+
 import tensorrt as trt
 
 from trt_layering.backends.tensorrt import versions
-from trt_layering.backends.tensorrt.cuda import Device, Event
+from trt_layering.backends.tensorrt.cuda import Event
 from trt_layering.backends.tensorrt.library import Library
 from trt_layering.backends.tensorrt.memory import Weight
 from trt_layering.backends.tensorrt.tensors import Tensor
@@ -150,8 +152,7 @@ def told(block: Block, weights: Mapping[str, Weight]) -> dict[str, tuple[trt.Wei
     found = {}
     for index, name in enumerate(block.weights):
         weight, dtype = weights[name], _DTYPES[weights[name].dtype]
-        count = weight.nbytes // dtype.itemsize
-        found[f"w{index}"] = (trt.Weights(dtype, weight.address, count), locations[weight.location])
+        found[f"w{index}"] = (trt.Weights(dtype, weight.address, prod(weight.shape)), locations[weight.location])
     return found
 
 
@@ -199,7 +200,7 @@ class RefitEngine:
     ) -> None:  # fmt: skip
         self._library, self._slots, self._block, self._plan = library, slots, block, plan
         self.plan = block.digest
-        self._weights, self._buffers = weights, buffers
+        self._weights, self._buffers = dict(weights), buffers
 
     def ready(self) -> Instance:
         """The engine with the block's weights, to which it was refitted on the copy stream, behind the copies of

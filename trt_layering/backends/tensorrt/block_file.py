@@ -60,7 +60,7 @@ class BlockFile:
     def values_digest(self) -> str:
         """xxh3-128 (hex) of the weights' values, in their order. Raises OSError."""
         digest = xxhash.xxh3_128()
-        tensors = {tensor.name: tensor for tensor in self._graph.initializer}
+        tensors: dict[str, onnx.TensorProto] = {tensor.name: tensor for tensor in self._graph.initializer}
         for tensor in (tensors[name] for name in self.weights):
             if uses_external_data(tensor):
                 self._add(digest, ExternalDataInfo(tensor))

@@ -14,25 +14,32 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from numpy.typing import NDArray
 
 from trt_layering.errors import BackendError, LayeringError, MemoryLimitError
 from trt_layering.units import format_size
+
+if TYPE_CHECKING:
+    from pycuda import driver
 
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING, for which PyCUDA has no name
 PAGE = 4096
 """Host memory from here begins at a multiple of this, as direct reads need; the driver promises less."""
 
-_Owned = TypeVar("_Owned")
+_Owned = TypeVar("_Owned", bound="Memory | Event")
 _keep_one = threading.Lock()
 
 
 @functools.cache
-def _primary_context(driver: Any, ordinal: int) -> Any:
+def _primary_context(ordinal: int) -> driver.Context:
+    from pycuda import driver
+
     return driver.Device(ordinal).retain_primary_context()
 
 
@@ -51,7 +58,7 @@ class _Pushed:
     """Pushes the context in this thread and takes it away again; may be entered many times over. Cheap: two calls of
     the driver that change nothing but the thread's own state."""
 
-    def __init__(self, context: Any) -> None:
+    def __init__(self, context: driver.Context) -> None:
         self._context = context
 
     def __enter__(self) -> None:
@@ -65,25 +72,32 @@ class Stream:
     """Work for the device, done in the order in which it is asked. Belongs to its device."""
 
     def __init__(self, device: Device, name: str) -> None:
+        from pycuda import driver
+
         self._device, self._name = device, name
         with device.asking(f"making the {name} stream"):
-            self._stream = device.driver.Stream(_NON_BLOCKING)
-            self.handle: int = self._stream.handle
+            self._stream: driver.Stream | None = driver.Stream(_NON_BLOCKING)
+            self.handle = self._stream.handle
 
     def wait(self, event: Event) -> None:
         """Let what is asked from now on come after what `event` was last recorded behind. Does not wait itself."""
         with self._device.asking(f"letting the {self._name} stream wait"):
-            self._stream.wait_for_event(event.recorded)
+            self.asked.wait_for_event(event.recorded)
 
     def synchronize(self) -> None:
         """Return when all that was asked is done. BackendError if it failed."""
         with self._device.asking(f"the {self._name} stream worked"):
-            self._stream.synchronize()
+            self.asked.synchronize()
 
     @property
-    def asked(self) -> Any:
-        """PyCUDA's stream."""
+    def asked(self) -> driver.Stream:
+        """PyCUDA's stream, until it is freed."""
+        assert self._stream is not None
         return self._stream
+
+    @property
+    def freed(self) -> bool:
+        return self._stream is None
 
     def free(self) -> None:
         """Let go of it; the device calls this."""
@@ -95,29 +109,32 @@ class Event:
     """A moment in a stream. Belongs to its device; `free` it earlier where many come and go."""
 
     def __init__(self, device: Device, flags: int) -> None:
+        from pycuda import driver
+
         self._device = device
         with device.asking("making an event"):
-            self._event = device.driver.Event(flags)
+            self._event: driver.Event | None = driver.Event(flags)
 
     def record(self, stream: Stream) -> None:
         """From now on stand for all that has been asked of `stream` so far."""
         with self._device.asking("recording an event"):
-            self._event.record(stream.asked)
+            self.recorded.record(stream.asked)
 
     def wait(self) -> None:
         """Sleep until all that was asked before is done; return at once if nothing was recorded. BackendError if what
         was asked failed."""
         with self._device.asking("the GPU worked"):
-            self._event.synchronize()
+            self.recorded.synchronize()
 
     def seconds_since(self, earlier: Event) -> float:
         """Between two events of `Device.timed_event`, both recorded and done."""
         with self._device.asking("comparing two moments"):
-            return float(self._event.time_since(earlier.recorded)) / 1e3
+            return self.recorded.time_since(earlier.recorded) / 1e3
 
     @property
-    def recorded(self) -> Any:
-        """PyCUDA's event."""
+    def recorded(self) -> driver.Event:
+        """PyCUDA's event, until it is freed."""
+        assert self._event is not None
         return self._event
 
     def free(self) -> None:
@@ -131,9 +148,11 @@ class DeviceMemory:
     """Bytes that only the device can reach."""
 
     def __init__(self, device: Device, nbytes: int, purpose: str) -> None:
+        from pycuda import driver
+
         self._device, self.nbytes = device, nbytes
         with device.asking_for(nbytes, purpose):
-            self._allocation: Any = device.driver.mem_alloc(max(nbytes, 1))
+            self._allocation: driver.DeviceAllocation | None = driver.mem_alloc(max(nbytes, 1))
             self.address = int(self._allocation)
 
     def free(self) -> None:
@@ -150,13 +169,17 @@ class HostMemory:
     a multiple of PAGE; `address` is where they begin for the device, 0 where it does not read them by itself."""
 
     def __init__(self, device: Device, nbytes: int, purpose: str, kind: _HostKind) -> None:
+        from pycuda import driver
+
         self._device, self.nbytes = device, nbytes
         with device.asking_for(nbytes, purpose):
             array = kind.make(nbytes + PAGE)
-            self._owner: Any = array.base
+            owner: object = array.base
+            assert isinstance(owner, (driver.PagelockedHostAllocation, driver.ManagedAllocation))
+            self._owner: driver.PagelockedHostAllocation | driver.ManagedAllocation | None = owner
             skipped = -array.ctypes.data % PAGE
             self.host_address: int = array.ctypes.data + skipped
-            self.address = self._owner.get_device_pointer() + skipped if kind.mapped else 0
+            self.address = owner.get_device_pointer() + skipped if kind.mapped else 0
         self.memory = memoryview((ctypes.c_ubyte * nbytes).from_address(self.host_address)).cast("B")
 
     def free(self) -> None:
@@ -171,7 +194,7 @@ class HostMemory:
 
 @dataclass(frozen=True)
 class _HostKind:
-    make: Any
+    make: Callable[[int], NDArray[Any]]
     mapped: bool
 
 
@@ -184,28 +207,28 @@ class Device:
 
     def __init__(self, ordinal: int = 0) -> None:
         """Raises BackendError if there is no such GPU or its driver does not answer."""
-        import pycuda.driver
+        from pycuda import driver
 
-        self.driver: Any = pycuda.driver
-        self._owned: dict[int, Any] = {}
+        self._owned: dict[int, Memory | Event] = {}
         self._lock = threading.Lock()
         self.name = f"GPU {ordinal}"
         try:
-            self.driver.init()
+            driver.init()
             with _keep_one:
-                context = _primary_context(self.driver, ordinal)
+                context = _primary_context(ordinal)
             self._pushed = _Pushed(context)
-            self._describe(self.driver.Device(ordinal))
-        except self.driver.Error as error:
+            self._describe(driver.Device(ordinal))
+        except driver.Error as error:
             raise self._told("opening it", error) from error
         self.compute = Stream(self, "compute")
         self.copy = Stream(self, "copy")
 
-    def _describe(self, device: Any) -> None:
-        attribute = self.driver.device_attribute
-        self.name = str(device.name())
+    def _describe(self, device: driver.Device) -> None:
+        from pycuda.driver import device_attribute as attribute
+
+        self.name = device.name()
         self.sm = "{}.{}".format(*device.compute_capability())
-        self.total_bytes = int(device.total_memory())
+        self.total_bytes = device.total_memory()
         self.integrated = bool(device.get_attribute(attribute.INTEGRATED))
         """Whether the GPU's memory is the processor's."""
         self.shares_managed_memory = bool(device.get_attribute(attribute.CONCURRENT_MANAGED_ACCESS))
@@ -218,25 +241,31 @@ class Device:
     @contextmanager
     def asking(self, what: str) -> Iterator[None]:
         """`current`, with PyCUDA's errors raised as ours; `what` is what was being done."""
+        from pycuda import driver
+
         try:
             with self._pushed:
                 yield
-        except self.driver.Error as error:
+        except driver.Error as error:
             raise self._told(what, error) from error
 
     @contextmanager
     def asking_for(self, nbytes: int, purpose: str) -> Iterator[None]:
         """`asking`, for memory."""
+        from pycuda import driver
+
         try:
             with self._pushed:
                 yield
-        except self.driver.MemoryError as error:
+        except driver.MemoryError as error:
             raise self._refused(nbytes, purpose) from error
-        except self.driver.Error as error:
+        except driver.Error as error:
             raise self._told(f"allocating {format_size(nbytes)} for {purpose}", error) from error
 
     def _told(self, what: str, error: Exception) -> LayeringError:
-        if isinstance(error, self.driver.MemoryError):
+        from pycuda import driver
+
+        if isinstance(error, driver.MemoryError):
             return MemoryLimitError(
                 f"the GPU ran out of memory: {what}: {error}", where=self.name,
                 remedy="lower the budget, or stop other programs that use the GPU",
@@ -260,9 +289,10 @@ class Device:
 
     def memory_info(self) -> tuple[int, int]:
         """Free and total bytes, as the driver counts them: all processes together, contexts and libraries too."""
+        from pycuda import driver
+
         with self.asking("asking for the free memory"):
-            free, total = self.driver.mem_get_info()
-        return int(free), int(total)
+            return driver.mem_get_info()
 
     def allocate(self, nbytes: int, purpose: str) -> DeviceMemory:
         """Device memory, undefined until written, aligned to 256 bytes. `purpose` names it in errors, which are
@@ -271,73 +301,97 @@ class Device:
 
     def pinned(self, nbytes: int, purpose: str) -> HostMemory:
         """Host memory that async copies go to and from."""
-        flags = self.driver.host_alloc_flags
+        from pycuda import driver
+
+        flags = driver.host_alloc_flags
         return self._host(nbytes, purpose, _HostKind(self._pagelocked(flags.PORTABLE), mapped=False))
 
     def mapped(self, nbytes: int, purpose: str) -> HostMemory:
         """Pinned host memory that the device reads where it lies."""
-        flags = self.driver.host_alloc_flags
+        from pycuda import driver
+
+        flags = driver.host_alloc_flags
         return self._host(nbytes, purpose, _HostKind(self._pagelocked(flags.PORTABLE | flags.DEVICEMAP), mapped=True))
 
     def managed(self, nbytes: int, purpose: str) -> HostMemory:
         """Memory of one address for both, which both may use at once. BackendError where `shares_managed_memory` is
         false: there the processor must not touch it while the GPU works."""
+        from pycuda import driver
+
         if not self.shares_managed_memory:
             raise BackendError(
                 "processor and GPU cannot use managed memory at the same time", where=self.name,
                 remedy="use another placement: staged or zero-copy",
             )  # fmt: skip
-        everywhere = int(self.driver.mem_attach_flags.GLOBAL)
-        make = functools.partial(self.driver.managed_empty, dtype="uint8", mem_flags=everywhere)
+        everywhere = int(driver.mem_attach_flags.GLOBAL)
+        make = functools.partial(driver.managed_empty, dtype="uint8", mem_flags=everywhere)
         return self._host(nbytes, purpose, _HostKind(make, mapped=True))
 
     def _pagelocked(self, flags: int) -> Any:
-        return functools.partial(self.driver.pagelocked_empty, dtype="uint8", mem_flags=flags)
+        from pycuda import driver
+
+        return functools.partial(driver.pagelocked_empty, dtype="uint8", mem_flags=flags)
 
     def _host(self, nbytes: int, purpose: str, kind: _HostKind) -> HostMemory:
         return self._own(HostMemory(self, nbytes, purpose, kind))
 
     def event(self) -> Event:
         """An event that is cheap to record and to sleep on."""
-        flags = self.driver.event_flags
+        from pycuda import driver
+
+        flags = driver.event_flags
         return self._own(Event(self, int(flags.BLOCKING_SYNC) | int(flags.DISABLE_TIMING)))
 
     def timed_event(self) -> Event:
         """An event that knows when it happened."""
-        return self._own(Event(self, int(self.driver.event_flags.BLOCKING_SYNC)))
+        from pycuda import driver
+
+        return self._own(Event(self, int(driver.event_flags.BLOCKING_SYNC)))
 
     def upload(self, address: int, source: memoryview, stream: Stream) -> None:
         """Ask `stream` to copy `source`, which must be pinned and stay as it is until that is done."""
+        from pycuda import driver
+
         with self.asking("copying to the GPU"):
-            self.driver.memcpy_htod_async(address, source, stream.asked)
+            driver.memcpy_htod_async(address, source, stream.asked)
 
     def download(self, target: memoryview, address: int, stream: Stream) -> None:
         """Ask `stream` to fill `target`, which must be pinned and stay until that is done."""
+        from pycuda import driver
+
         with self.asking("copying from the GPU"):
-            self.driver.memcpy_dtoh_async(target, address, stream.asked)
+            driver.memcpy_dtoh_async(target, address, stream.asked)
 
     def copy_within(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
         """Ask `stream` to copy bytes from one address of the device to another."""
+        from pycuda import driver
+
         with self.asking("copying within the GPU"):
-            self.driver.memcpy_dtod_async(target, source, nbytes, stream.asked)
+            driver.memcpy_dtod_async(target, source, nbytes, stream.asked)
 
     def fill(self, address: int, byte: int, nbytes: int, stream: Stream) -> None:
         """Ask `stream` to set `nbytes` bytes to `byte`."""
+        from pycuda import driver
+
         with self.asking("filling memory of the GPU"):
-            self.driver.memset_d8_async(address, byte, nbytes, stream.asked)
+            driver.memset_d8_async(address, byte, nbytes, stream.asked)
 
     def write(self, address: int, source: memoryview) -> None:
         """Copy any host memory to the device, and return when it is there. Waits for all that was asked before."""
+        from pycuda import driver
+
         with self.asking("copying to the GPU"):
-            self.driver.Context.synchronize()
-            self.driver.memcpy_htod(address, source)
-            self.driver.Context.synchronize()
+            driver.Context.synchronize()
+            driver.memcpy_htod(address, source)
+            driver.Context.synchronize()
 
     def read(self, target: memoryview, address: int) -> None:
         """Copy from the device to any host memory, after all that was asked before, and return when it is there."""
+        from pycuda import driver
+
         with self.asking("copying from the GPU"):
-            self.driver.Context.synchronize()
-            self.driver.memcpy_dtoh(target, address)
+            driver.Context.synchronize()
+            driver.memcpy_dtoh(target, address)
 
     def settle(self) -> None:
         """Return when nothing asked of the two streams can be under way any more; a failure is not told again, since
@@ -360,7 +414,7 @@ class Device:
 
     def close(self) -> None:
         """Wait for what was asked, and free all that has not been freed. May be called twice."""
-        if self.compute.asked is None:
+        if self.compute.freed:
             return
         self.settle()
         for owned in reversed(list(self._owned.values())):

@@ -17,7 +17,7 @@ from statistics import median
 
 from trt_layering.backends.base import Arena
 from trt_layering.backends.tensorrt.cuda import Device, DeviceMemory, Event
-from trt_layering.backends.tensorrt.memory import Placement, make_arena
+from trt_layering.backends.tensorrt.memory import Placement, Weight, make_arena
 from trt_layering.errors import MemoryLimitError
 from trt_layering.units import format_rate, format_seconds
 
@@ -96,7 +96,7 @@ def _pass(device: Device, arena: Arena, read: DeviceMemory, done: Event) -> floa
             landing.put()
         arena.publish(block)
         arena.arrive(block)
-        weights = arena.weight(first, "uint8", (end - first,))
+        weights: Weight = arena.weight(first, "uint8", (end - first,))
         device.copy_within(read.address + first, weights.address, weights.nbytes, device.compute)
     done.record(device.compute)
     done.wait()

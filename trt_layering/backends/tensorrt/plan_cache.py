@@ -22,7 +22,7 @@ from trt_layering.store.writer import disk_errors, locked
 
 log = logging.getLogger("trt_layering")
 
-_PLAN, _NOTES, _NEEDLESS = "plan", "plan.json", "needless"
+_PLAN, _NOTES, _REFUSAL, _NEEDLESS = "plan", "plan.json", "refused", "needless"
 _DRAFTS = "draft-*"
 
 
@@ -66,6 +66,17 @@ class Entry:
         (self._folder / _NOTES).unlink()
         return None
 
+    def refusal(self) -> str:
+        """Why there can be no such plan, as `refuse` was told; "" where that is not known."""
+        try:
+            return (self._folder / _REFUSAL).read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def refuse(self, words: str) -> None:
+        """Remember that there can be no such plan."""
+        write_at_once(self._folder / _REFUSAL, words.encode())
+
     def keep(self, notes: Notes) -> None:
         """Make what lies at `draft` the plan. It counts once all of it and its notes are on the disk."""
         raw = msgspec.json.encode(notes)
@@ -95,9 +106,11 @@ class PlanCache:
             folder.mkdir(exist_ok=True)
             (folder / _NEEDLESS).unlink(missing_ok=True)
         with _held(folder, words), disk_errors(folder):
-            for draft in folder.glob(_DRAFTS):
-                draft.unlink()
-            yield Entry(folder, words)
+            _remove_drafts(folder)
+            try:
+                yield Entry(folder, words)
+            finally:
+                _remove_drafts(folder)
 
     def prune(self) -> int:
         """Remove the plans asked for so far, which a published chain has copies of, and what killed builds left of
@@ -149,6 +162,11 @@ def _held(folder: Path, words: str) -> Iterator[None]:
             log.warning("waiting for another build, which has %s", words)
             stack.enter_context(locked(folder, fcntl.LOCK_EX))
         yield
+
+
+def _remove_drafts(folder: Path) -> None:
+    for draft in folder.glob(_DRAFTS):
+        draft.unlink()
 
 
 def _remove_needless(entry: Path) -> int:

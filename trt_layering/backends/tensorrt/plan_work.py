@@ -6,9 +6,9 @@ of its log; a full disk raises OSError. The process may die of a lack of memory 
 
 from __future__ import annotations
 
-import io
 import logging
 import os
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -119,8 +119,8 @@ def _check_inputs(network: trt.INetworkDefinition, task: Task) -> None:
 
 
 def _config(builder: trt.Builder, network: trt.INetworkDefinition, task: Task, said: list[str]) -> trt.IBuilderConfig:
-    """One stream, no TF32, and the flags that `task.refit` needs; the cache's bytes are given, not the file: Polygraphy
-    would rewrite that in place."""
+    """One stream, no TF32, and the flags that `task.refit` needs; with a copy of the timing cache, since Polygraphy
+    would replace the file neither at once nor only where it is whole."""
     import tensorrt as trt
     from polygraphy.backend.trt import CreateConfig, Profile
 
@@ -129,15 +129,17 @@ def _config(builder: trt.Builder, network: trt.INetworkDefinition, task: Task, s
         profile.add(name, min=tuple(least), opt=tuple(usual), max=tuple(most))
     file = Path(task.timing_cache)
     known, damage = timing_cache.read(file)
-    create = CreateConfig(
-        profiles=[profile],
-        memory_pool_limits={trt.MemoryPoolType.WORKSPACE: task.workspace},
-        load_timing_cache=io.BytesIO(known),
-        strip_plan=task.refit != "none",
-        profiling_verbosity=trt.ProfilingVerbosity.LAYER_NAMES_ONLY,
-        max_aux_streams=0,
-    )
-    config: trt.IBuilderConfig = create(builder, network)
+    with tempfile.TemporaryFile() as copy:
+        copy.write(known)
+        create = CreateConfig(
+            profiles=[profile],
+            memory_pool_limits={trt.MemoryPoolType.WORKSPACE: task.workspace},
+            load_timing_cache=copy,
+            strip_plan=task.refit != "none",
+            profiling_verbosity=trt.ProfilingVerbosity.LAYER_NAMES_ONLY,
+            max_aux_streams=0,
+        )
+        config = create(builder, network)
     if task.refit == "individual":
         config.set_flag(trt.BuilderFlag.REFIT_INDIVIDUAL)
     if task.refit == "identical":

@@ -14,19 +14,20 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import msgspec
 import xxhash
 
 from trt_layering import child
+from trt_layering.backends.base import BlockTooLarge
 from trt_layering.backends.tensorrt import plan_work
 from trt_layering.backends.tensorrt.block_file import BlockFile
 from trt_layering.backends.tensorrt.plan_cache import Entry, Notes, PlanCache
 from trt_layering.backends.tensorrt.plan_work import Refit, Task
 from trt_layering.errors import BuildError, MemoryLimitError
 from trt_layering.runtime.meter import available_bytes
-from trt_layering.store.manifest import PAGE, Shape
+from trt_layering.store.manifest import PAGE, Binding, Range, Shape
 from trt_layering.store.writer import disk_errors
 from trt_layering.units import format_seconds, format_size
 from trt_layering.words import printable
@@ -42,20 +43,9 @@ _COPIES = {"inputs": 1, "refit": 4, "swap": 4}
 _LEAST, _MOST = 8 << 20, 1 << 30
 _TRIES = 3
 _PATIENCE = 300.0
+_OTHERWISE = "choose another binding, or another --block-size so that it is cut elsewhere"
 _ENDED_BY_MEMORY = {-signal.SIGKILL, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGSEGV}
 """How processes end that the kernel refuses memory to, or whose libraries do not look whether they got it."""
-
-
-class Range(NamedTuple):
-    """The least, the usual and the largest shape of an activation."""
-
-    min: Shape
-    opt: Shape
-    max: Shape
-
-
-class BlockTooLarge(BuildError):
-    """No plan of a block can be built in the memory there is; a smaller block may do."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +56,7 @@ class PlanRequest:
 
     name: str
     onnx: Path
-    binding: Literal["inputs", "refit", "swap"]
+    binding: Binding
     shared: bool
     weights: tuple[str, ...]
     profile: Mapping[str, Range]
@@ -141,9 +131,15 @@ class PlanBuilder:
     def _plan(self, request: PlanRequest, refit: Refit, block: BlockFile) -> Plan:
         words = f"{request.name} ({request.binding})"
         with self._cache.entry(self._digest(request, refit, block), words) as entry:
+            if refusal := entry.refusal():
+                raise _WeightsRefused(refusal, where=str(request.onnx), remedy=_OTHERWISE)
             notes = entry.find()
             if notes is None:
-                notes = self._built(request, refit, entry, block.weight_bytes)
+                try:
+                    notes = self._built(request, refit, entry, block.weight_bytes)
+                except _WeightsRefused as error:
+                    entry.refuse(error.what)
+                    raise
                 entry.keep(notes)
         return Plan(
             path=entry.plan, nbytes=notes.nbytes, workspace=notes.workspace, seconds=notes.seconds,
@@ -229,14 +225,15 @@ def _refusal(request: PlanRequest, answer: Mapping[str, Any]) -> BuildError:
     kind = _WeightsRefused if answer["reason"] == "weights" else BuildError
     return kind(
         f"TensorRT builds no plan of {request.name} for {request.binding}: {_short(answer)}",
-        where=str(request.onnx), remedy="choose another binding, or another --block-size so that it is cut elsewhere",
+        where=str(request.onnx), remedy=_OTHERWISE,
     )  # fmt: skip
 
 
 def _short(answer: Mapping[str, Any]) -> str:
     """The reason, and after it the last that TensorRT said of it."""
     lines = dict.fromkeys(printable(" ".join(line.split()))[:300] for line in answer.get("lines", ()))
-    reason = printable(" ".join(answer["words"].split()))[:300]
+    words: str = answer["words"]
+    reason = printable(" ".join(words.split()))[:300]
     return " | ".join([reason, *(line for line in list(lines)[-3:] if reason not in line)])
 
 

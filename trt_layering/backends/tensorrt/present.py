@@ -26,7 +26,10 @@ LEAST = (10, 3)
 """The oldest TensorRT that can be used."""
 
 NUMPY_2_FROM = (10, 16)
-"""The first TensorRT whose Python package reads arrays of numpy 2 rightly. Asked for once TensorRT is imported."""
+"""The first TensorRT whose Python package reads arrays of numpy 2 rightly."""
+
+ANY_NUMPY = "TRT_LAYERING_ANY_NUMPY"
+"""Set in the environment for a TensorRT whose Python package was compiled for numpy 2, whatever its version."""
 
 _SCRIPT = "scripts/bootstrap-jetson.sh does it"
 _lock = threading.RLock()
@@ -104,15 +107,18 @@ def tensorrt() -> str:
 
 
 def numpy_fits(tensorrt_version: str) -> str:
-    """numpy's version, if TensorRT of this version reads its arrays rightly; BackendError."""
+    """numpy's version, if TensorRT of this version reads its arrays rightly, or the environment says that it does;
+    BackendError."""
     import numpy
 
     text = str(numpy.__version__)
-    if numbers(text) >= (2,) and numbers(tensorrt_version) < NUMPY_2_FROM:
+    suits = numbers(text) < (2,) or numbers(tensorrt_version) >= NUMPY_2_FROM
+    if not suits and not os.environ.get(ANY_NUMPY):
         raise BackendError(
             f"numpy {text} does not suit TensorRT {tensorrt_version}, whose Python package reads arrays of numpy 2 "
             f"wrongly, as all before {_dotted(NUMPY_2_FROM)} do",
-            where=_where(numpy), remedy="pip install 'numpy<2', or a newer TensorRT",
+            where=_where(numpy),
+            remedy=f"pip install 'numpy<2', or a newer TensorRT; if yours was compiled for numpy 2, set {ANY_NUMPY}=1",
         )  # fmt: skip
     return text
 
@@ -123,21 +129,22 @@ def numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in begin[0].split(".")) if begin else ()
 
 
+def forget() -> None:
+    """Look anew when next asked: in a forked process, whose GPU and whose locks were another's, or where libraries have
+    been exchanged."""
+    global _found, _lock
+    _found, _lock = None, threading.RLock()
+
+
+os.register_at_fork(after_in_child=forget)
+
+
 def _look() -> _Found:
     global _found
     with _lock:
         if _found is None:
             _found = _examined()
         return _found
-
-
-def _forget() -> None:
-    """In a forked process: nothing is known, and the lock belongs to nobody."""
-    global _found, _lock
-    _found, _lock = None, threading.RLock()
-
-
-os.register_at_fork(after_in_child=_forget)
 
 
 def _examined() -> _Found:

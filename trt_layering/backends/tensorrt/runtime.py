@@ -1,7 +1,7 @@
 """Opens and executes chains of TensorRT engines. Imports TensorRT, so only after `present.require()`.
 
-Every failure of the GPU or of TensorRT is raised as BackendError, a failed allocation as MemoryLimitError. All memory is
-taken when a chain is opened, but for engines that come and go with their weights.
+Every failure of the GPU or of TensorRT is raised as BackendError, a failed allocation as MemoryLimitError. All memory
+is taken when a chain is opened, but for engines that come and go with their weights.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from trt_layering.backends.base import Arena, Engine, Read
-from trt_layering.backends.tensorrt import memory, plan_file, present
+from trt_layering.backends.base import Arena, Buffers, Engine, Read
+from trt_layering.backends.tensorrt import memory, present
 from trt_layering.backends.tensorrt.bindings import (
     InputsEngine,
     Instance,
@@ -65,14 +65,8 @@ class TensorRt:
 
     def arena(self, size: int, blocks: int, threads: int, read_size: int) -> Arena:
         """The arena where the chain's placement says."""
-        device = self._device
-        if self._how.binding == "swap" or self._how.placement == "pinned":
-            return memory.PinnedArena(device, size)
-        if self._how.placement == "zero-copy":
-            return memory.ZeroCopyArena(device, size)
-        if self._how.placement == "managed":
-            return memory.ManagedArena(device, size)
-        return memory.StagedArena(device, size, blocks, threads, read_size)
+        placement: memory.Placement = "pinned" if self._how.binding == "swap" else self._how.placement
+        return memory.make_arena(placement, self._device, size, blocks, threads, read_size)
 
     def mark(self) -> Event:
         """An event behind all that was asked of the compute stream."""
@@ -85,7 +79,7 @@ class TensorRt:
     ) -> Engine:
         """An engine of the chain's binding; see `backends.base.Runtime`."""
         if self._how.binding == "swap":
-            return SwapEngine(self._library, self._slots, block, weights["plan"], buffers)
+            return SwapEngine(self._library, self._slots, block, next(iter(weights.values())), buffers)
         plan = self._plan(folder, block)
         if self._how.binding == "inputs":
             return InputsEngine(self._library, plan.shared(), block, weights, buffers)
@@ -100,7 +94,6 @@ class TensorRt:
 
     def _plan(self, folder: Path, block: Block) -> Plan:
         if block.file not in self._plans:
-            plan_file.check(folder, self._chain, block)
             self._plans[block.file] = Plan(self._library, folder / block.file)
         return self._plans[block.file]
 
@@ -153,7 +146,7 @@ class TensorRt:
         self._buffers.append(buffers(self._device, places, nbytes, ends))
         return self._buffers[-1]
 
-    def feed(self, arrays: Mapping[str, Array], buffers: DeviceBuffers) -> dict[str, Tensor]:
+    def feed(self, arrays: Mapping[str, Array], buffers: Buffers) -> dict[str, Tensor]:
         """`arrays` copied to the inputs' memory."""
         for name, array in arrays.items():
             self.fill(buffers.tensors[name], array)
