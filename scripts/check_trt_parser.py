@@ -196,14 +196,13 @@ def _ends(span: Any) -> tuple[tuple[int, ...], ...]:
 
 def _prepared(path: Path, options: argparse.Namespace, folder: Path) -> tuple[Any, list[ir.Model], set[str]]:
     """Descriptions of the model's inputs, its blocks, and the names of the weights that are streamed."""
-    from trt_layering.backends.tensorrt.prepare import prepare
+    from trt_layering.backends.tensorrt.prepare import legal_cuts, prepare
     from trt_layering.backends.tensorrt.streamable import streamable
     from trt_layering.backends.values import as_value
     from trt_layering.building import _block_size, _divide
     from trt_layering.graph.blocks import Cutter
-    from trt_layering.graph.cuts import choose_cuts, find_cuts
+    from trt_layering.graph.cuts import choose_cuts
     from trt_layering.graph.model import infer_shapes, normalise, open_model
-    from trt_layering.graph.shape_tensors import uncrossed
     from trt_layering.graph.tables import bring_forward, seams
     from trt_layering.units import parse_size
 
@@ -219,7 +218,7 @@ def _prepared(path: Path, options: argparse.Namespace, folder: Path) -> tuple[An
     for window in prepare(source, folder, 1 << 30, _silent):
         bring_forward(window.graph)
         sizes = streamable(window.graph)
-        cuts = uncrossed(window.graph, find_cuts(window.graph))
+        cuts = legal_cuts(window.graph)
         required = seams(window.graph, (cut.position for cut in cuts))
         positions = choose_cuts(window.graph, cuts, size, sizes, required)
         cutter = Cutter(window)
