@@ -24,7 +24,8 @@ export LC_ALL=C
 # What is asked of the machine. All reasoned, none measured.
 readonly NEEDED_GIB=2      # apt packages and .venv; with less, apt would stop half-way
 readonly ROOM_GIB=8        # the same and some chains with their TensorRT plans
-readonly MEMORY_GIB=15     # memory and swap, for builds: 16 nominal, of which the kernel keeps some
+readonly MEMORY_GIB=16     # with less memory builds need swap, and so much of it: the doctor's numbers
+readonly SWAP_GIB=4
 
 root='' repository=engines power_mode='' dry_run='' extras=(package jetson models)
 changes=0 warnings=0 jetpack=0 memory=0
@@ -234,13 +235,13 @@ look_at_memory() {
     memory=$(awk '$1 == "MemTotal:" {print int($2 / 1048576 + 0.5)}' "$root/proc/meminfo")
     # zram is memory itself, so it does not count.
     swap=$(awk 'NR > 1 && $1 !~ /zram/ {sum += $3} END {print int(sum / 1048576 + 0.5)}' "$root/proc/swaps")
-    if ((memory + swap >= MEMORY_GIB)); then
+    if ((memory >= MEMORY_GIB || swap >= SWAP_GIB)); then
         ok "memory: $memory GiB, and $swap GiB of swap on a drive"
         return
     fi
     warn "memory: $memory GiB, and $swap GiB of swap on a drive (zram does not count); builds may be killed for it" \
-        "make swap on an NVMe drive, as root: F=/FOLDER/swap; fallocate -l $((MEMORY_GIB + 1 - memory - swap))G \$F;\
- chmod 600 \$F; mkswap \$F; swapon \$F; and give it a line in /etc/fstab"
+        "make some on an NVMe drive, as root: F=/FOLDER/swap; fallocate -l 8G \$F; chmod 600 \$F; mkswap \$F;\
+ swapon \$F; and give it a line in /etc/fstab"
 }
 
 # -------------------------------------------------------------------------------------------------------- installing

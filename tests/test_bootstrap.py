@@ -343,7 +343,7 @@ def test_no_swap_but_zram(jetson: Jetson, files: tuple[tuple[str, int], ...]) ->
     result = jetson.run("--dry-run")
     [warned] = warnings(result.stderr)
     assert warned.startswith("memory: 7 GiB, and 0 GiB of swap on a drive")
-    assert "fallocate -l 9G" in result.stderr
+    assert "fallocate -l 8G" in result.stderr
 
 
 class TestPowerModes:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from tests.backends.tensorrt import fakes
 from trt_layering import gpu
 from trt_layering.backends.tensorrt import driver
+from trt_layering.errors import BackendError, MemoryLimitError
 from trt_layering.findings import Finding
 
 
@@ -89,6 +92,45 @@ def test_a_numpy_that_does_not_suit(monkeypatch, tmp_path, examined):
     found = examined()
     assert (found["TensorRT"].status, found["numpy"].status) == ("ok", "warn")
     assert "numpy<2" in found["numpy"].remedy
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[object], tuple[Finding, list[str]]]:
+    """`gpu.placement` where measuring gives these results or raises this error, and what was done with the device."""
+
+    def place(results: object) -> tuple[Finding, list[str]]:
+        done: list[str] = []
+
+        def measure(device: object) -> object:
+            if isinstance(results, Exception):
+                raise results
+            return results
+
+        device = SimpleNamespace(close=lambda: done.append("closed"))
+        package = "trt_layering.backends.tensorrt"
+        monkeypatch.setitem(sys.modules, f"{package}.cuda", SimpleNamespace(Device=lambda: device))
+        module = SimpleNamespace(measure=measure, choose=lambda results: results[-1].placement)
+        monkeypatch.setitem(sys.modules, f"{package}.placement", module)
+        return gpu.placement(), done
+
+    return place
+
+
+def test_where_weights_are_best_put(measured):
+    results = [
+        SimpleNamespace(placement="managed", seconds=None, words="refused\x07"),
+        SimpleNamespace(placement="staged", seconds=0.5, words="64 MB/s"),
+    ]
+    found, done = measured(results)
+    assert found.value == "staged (managed: refused\\x07; staged: 64 MB/s)"
+    assert (found.numbers, done) == ({"staged_seconds": 0.5}, ["closed"])
+
+
+@pytest.mark.parametrize("error", [BackendError("the GPU fell off the bus"), MemoryLimitError("no room for 32 MiB")])
+def test_a_measurement_that_fails_is_a_finding(measured, error):
+    found, done = measured(error)
+    assert (found.value, found.status, done) == (f"not measured: {error.what}", "warn", ["closed"])
+    assert found.remedy
 
 
 def test_what_nvidia_leaves_behind_is_seen(tmp_path: Path):

@@ -100,7 +100,7 @@ def _seamed(builder: Builder, window: ir.Model, cutting: Cutting) -> _Seamed:
     """`window` with its seams, its Gathers of rows brought forward; the seams around these are in every level."""
     bring_forward(window.graph)
     graph, sizes, size = window.graph, builder.streamed(window.graph), cutting.size
-    cuts = every = find_cuts(graph, cutting.dims)
+    cuts = every = builder.legal(graph, find_cuts(graph, cutting.dims))
     required = seams(graph, (cut.position for cut in cuts))
     levels = [[0, *choose_cuts(graph, cuts, size, sizes, required), len(graph)]]
     while (size := size * _JOINED) < sum(sizes.values()):

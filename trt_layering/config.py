@@ -136,7 +136,8 @@ class Model(_Section, frozen=True):
         installed."""
         return {
             "model": resolve_model(self.onnx), "name": self.name, "backend": self.backend,
-            "precision": self.precision, "block_size": int(self.block_size) or AUTO,
+            "precision": self.precision, "binding": self.binding, "placement": self.placement,
+            "block_size": int(self.block_size) or AUTO,
             "shapes": {name: shape.for_build() for name, shape in self.shapes.items()},
             "optimise": self.optimise, "split": self.split, "memory": int(self.build_memory),
             "weights": self.weights, "weights_tolerance": self.weights_tolerance,

@@ -232,7 +232,7 @@ def _plan_bytes(chain: Chain, block: Block, folder: Path) -> int | None:
         return None
     if chain.tensorrt.binding == "swap":
         tensors = (tensor for index in block.extents for tensor in chain.extents[index].tensors)
-        return next((tensor.nbytes for tensor in tensors if tensor.name == plan_file.PLAN), None)
+        return next((tensor.nbytes for tensor in tensors if tensor.name.startswith(plan_file.PLAN)), None)
     try:
         return (folder / block.file).lstat().st_size
     except OSError:

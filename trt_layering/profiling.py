@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from trt_layering import child
+from trt_layering import backends, child
 from trt_layering.backends.base import Progress
 from trt_layering.drive import Drive, Reads, search, span_times
 from trt_layering.errors import UsageError
@@ -141,10 +141,8 @@ def _alone(folder: Path) -> Iterator[None]:
 
 def _measure(task: Mapping[str, Any]) -> dict[str, Any]:
     """In the child."""
-    from trt_layering.backends.onnxruntime.runtime import share_thread_pool
-
-    share_thread_pool()
     chain = msgspec.convert(task["chain"], Chain)
+    backends.share_threads(chain)
     feeds = seeded(chain.inputs, chain.memory.shapes, _SEED)
     found = measure_here(Path(task["folder"]), chain, feeds, task["seconds"])
     return {"profile": msgspec.to_builtins(found.profile), "estimated": len(chain.joined) - len(found.executed)}

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from trt_layering import child, profiling
+from trt_layering import backends, child, profiling
 from trt_layering.errors import BackendError
 from trt_layering.store.manifest import Block, Chain, Memory, Profile
 
@@ -102,10 +102,8 @@ def _without_shapes(draft: Chain) -> Chain:
 
 def _run(task: Mapping[str, Any]) -> dict[str, Any]:
     """In the child."""
-    from trt_layering.backends.onnxruntime.runtime import share_thread_pool
-
-    share_thread_pool()
     folder, draft = Path(task["folder"]), msgspec.convert(task["chain"], Chain)
+    backends.share_threads(draft)
     trials = child.load_arrays(Path(task["trials"]))
     memory, outputs = _first_runs(folder, draft, trials)
     child.save_arrays(Path(task["outputs"]), outputs)
@@ -150,12 +148,31 @@ def _first_runs(folder: Path, draft: Chain, trials: Sequence[child.Feeds]) -> tu
         outputs = [_repeat(partial(chain.observe, feeds, observe)) for feeds in reversed(trials)][::-1]
         held = sum(array.nbytes for array in outputs[-1].values())  # by a caller, while the next sweep runs
         total = max(0, meter.peak_rss_bytes() + held - base - needs.engines - chain.stats()["arena_bytes"])
+        device_bytes = chain.stats()["device_bytes"]
     finally:
         chain.close()
-    alive = min(alive, max(0, total - engines))
     shapes = {name: array.shape for name, array in trials[-1].items()}
+    if draft.tensorrt is not None:
+        return _on_the_device(draft, device_bytes, meter.peak_rss_bytes() - base, shapes), outputs
+    alive = min(alive, max(0, total - engines))
     memory = Memory(activations=alive, scratch=max(0, total - engines - alive), engines=engines, shapes=shapes)
     return memory, outputs
+
+
+def _on_the_device(draft: Chain, device_bytes: int, host_bytes: int, shapes: Mapping[str, Any]) -> Memory:
+    """The memory of a chain at its floor, which took `device_bytes` of the GPU's memory and `host_bytes` of the
+    process's. What is allocated by us is known; the rest is TensorRT's and the driver's."""
+    from trt_layering.runtime.activations import Packing, nbytes
+    from trt_layering.runtime.footprint import Footprint
+
+    assert draft.tensorrt is not None
+    packing, needs = Packing.of(draft, draft.blocks), Footprint.of(draft)
+    activations = packing.nbytes + sum(nbytes(value) or 0 for value in packing.ends)
+    known = activations + draft.tensorrt.scratch + needs.largest_block + draft.memory.slots
+    return msgspec.structs.replace(
+        draft.memory, activations=activations, scratch=draft.tensorrt.scratch,
+        engines=max(0, device_bytes - known) + max(0, host_bytes), shapes=dict(shapes),
+    )  # fmt: skip
 
 
 def _repeat(run: Callable[[], child.Feeds]) -> child.Feeds:
@@ -169,7 +186,7 @@ def _repeat(run: Callable[[], child.Feeds]) -> child.Feeds:
 
 
 def tensor_bytes(tensor: Any) -> int:
-    """Bytes of a backend's tensor; 0 for text, which has no fixed size."""
-    if isinstance(tensor, np.ndarray) or tensor.data_type() == "tensor(string)":
+    """Bytes of ONNX Runtime's tensor; 0 for text, which has no fixed size, and for what lies on a device."""
+    if isinstance(tensor, np.ndarray) or not hasattr(tensor, "data_type") or tensor.data_type() == "tensor(string)":
         return 0
     return int(tensor.tensor_size_in_bytes())

@@ -69,13 +69,12 @@ class Stopwatch:
         return outputs
 
     def _restart(self) -> None:
-        self._stalled = self._chain.stats()["stall_seconds"]
+        self._stalled = self._chain.stall_seconds
         self._since = time.perf_counter()
 
     def _lap(self) -> float:
         took = time.perf_counter() - self._since
-        stalled: float = self._chain.stats()["stall_seconds"] - self._stalled
-        return max(0.0, took - stalled)
+        return max(0.0, took - (self._chain.stall_seconds - self._stalled))
 
     @property
     def seconds(self) -> list[float]:

@@ -13,12 +13,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-PACKAGES = ("pycuda", "tensorrt", "emulated_device")
+PACKAGES = ("pycuda", "tensorrt", "emulated_device", "polygraphy")
 
 
 @functools.cache
@@ -39,6 +39,7 @@ def environment(**switches: str) -> dict[str, str]:
     found = {name: value for name, value in os.environ.items() if not name.startswith("EMULATED_")}
     for name, first in (("PYTHONPATH", str(HERE)), ("LD_LIBRARY_PATH", str(driver().parent))):
         found[name] = os.pathsep.join(filter(None, (first, found.get(name, ""))))
+    found["TRT_LAYERING_ANY_NUMPY"] = "1"  # the emulated TensorRT of any version takes arrays of any numpy
     return found | {f"EMULATED_{name.upper()}": value for name, value in switches.items()}
 
 
@@ -50,7 +51,7 @@ def installed(**switches: str) -> Iterator[Any]:
     to ask: `machine.assert_clean()`.
     """
     before, path = dict(os.environ), list(sys.path)
-    library = ctypes.CDLL(str(driver()))
+    ctypes.CDLL(str(driver()))
     hidden, wanted = _forget(), environment(**switches)
     os.environ.clear()
     os.environ.update(wanted)
@@ -65,9 +66,21 @@ def installed(**switches: str) -> Iterator[Any]:
         sys.path[:] = path
         os.environ.clear()
         os.environ.update(before)
-        _ctypes.dlclose(library._handle)
+        _unload(str(driver()))
+
+
+def _unload(library: str) -> None:
+    """However often it was opened: else the process would go on having a GPU."""
+    with suppress(OSError):
+        while True:
+            handle = ctypes.CDLL(library, mode=os.RTLD_NOLOAD | os.RTLD_NOW)._handle
+            _ctypes.dlclose(handle)
+            _ctypes.dlclose(handle)
 
 
 def _forget() -> dict[str, Any]:
+    present = sys.modules.get("trt_layering.backends.tensorrt.present")
+    if present is not None:
+        present.forget()
     names = [name for name in sys.modules if name.split(".")[0] in PACKAGES]
     return {name: sys.modules.pop(name) for name in names}

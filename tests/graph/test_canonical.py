@@ -24,7 +24,7 @@ from trt_layering.assembly import cut_windows
 from trt_layering.backends.onnxruntime.runtime import PROVIDERS, uncut_options
 from trt_layering.backends.tensorrt.prepare import prepare
 from trt_layering.backends.tensorrt.streamable import streamable
-from trt_layering.graph.canonical import Canonical, as_inputs, canonical, fixed, save_with_weights
+from trt_layering.graph.canonical import Canonical, as_inputs, canonical, save_with_weights, shaped
 from trt_layering.graph.cuts import find_cuts
 from trt_layering.graph.model import infer_shapes, normalise, open_model
 from trt_layering.shapes import ShapeRange
@@ -283,13 +283,20 @@ def strategies_free() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=strategies.OPSETS, ir_version=8)
 
 
-def test_dims_that_never_vary_become_numbers() -> None:
-    made = form(normal(strategies_free()))
-    span = ShapeRange((3, 4), (3, 4), (3, 4))
-    assert list(made.model.graph.inputs[0].shape or ()) == [ir.SymbolicDim("d0"), 4]
-    assert list(fixed(made, {"x": span}).model.graph.inputs[0].shape or ()) == [3, 4]
-    assert list(fixed(made, {"x": ShapeRange((1, 4), (3, 4), (3, 4))}).model.graph.inputs[0].shape or ())[1:] == [4]
-    assert list(made.model.graph.inputs[0].shape or ()) == [ir.SymbolicDim("d0"), 4]
+def test_shapes_that_are_known_better() -> None:
+    graph = helper.make_graph(
+        [node("Add", ["a", "b"], ["y"])],
+        "g",
+        [info("a", FLOAT, ["n", 4, "m"]), info("b", FLOAT, [None, 4, 1])],
+        [info("y", FLOAT, None)],
+    )
+    made = form(normal(helper.make_model(graph, opset_imports=strategies.OPSETS, ir_version=8)))
+    better = shaped(made, {"a": ("s7", 4, 3), "b": ("s7", 4, 1)})
+    assert [str(value.shape) for value in better.model.graph.inputs] == ["[d0,4,3]", "[d0,4,1]"]
+    assert [str(value.shape) for value in made.model.graph.inputs] == ["[d0,4,d1]", "[None,4,1]"]
+    spans = dict.fromkeys("ab", ShapeRange((1,), (1,), (2,)))
+    assert better.key(spans) == shaped(made, {"a": ("s1", 4, 3), "b": ("s1", 4, 1)}).key(spans)
+    assert better.key(spans) != shaped(made, {"a": ("s1", 4, 3), "b": ("s2", 4, 1)}).key(spans)
 
 
 # ------------------------------------------------------------------------------------------- networks that repeat

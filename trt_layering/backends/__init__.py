@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from trt_layering.errors import ForeignError, UsageError
-from trt_layering.store.manifest import Chain
+from trt_layering.store.manifest import Binding, Chain
 from trt_layering.store.reader import check_store
 
 if TYPE_CHECKING:
@@ -18,22 +18,34 @@ if TYPE_CHECKING:
 
 NAMES = ("onnxruntime", "tensorrt")
 
+_PLACED = Literal["staged", "zero-copy", "managed"]
+
 log = logging.getLogger("trt_layering")
 
 
-def builder(name: str) -> Builder:
-    """The builder of backend `name`, or of the best one this machine has for "auto", which the log then tells. Raises
-    UsageError for others, BackendError where this machine lacks what the backend needs."""
+def builder(name: str, home: Path = Path(), *, binding: str = "auto", placement: str = "auto") -> Builder:
+    """The builder of backend `name`, or of the best one this machine has for "auto", which the log then tells. `home`
+    is where its chains lie; `binding` and `placement` are for TensorRT. Raises UsageError for what there is not,
+    BackendError where this machine lacks what the backend needs."""
     if name not in ("auto", *NAMES):
         raise UsageError(f"there is no backend {name!r}", remedy=f"use auto or {' or '.join(NAMES)}")
     if (_best() if name == "auto" else name) == "tensorrt":
         _require_tensorrt()
-        from trt_layering.backends.tensorrt.builder import TensorRtBuilder
+        from trt_layering.backends.tensorrt.builder import TensorRtBuilder, Wanted
 
-        return TensorRtBuilder()
+        return TensorRtBuilder(Wanted(_word("binding", binding, Binding), _word("placement", placement, _PLACED), home))
+    for what, word in (("binding", binding), ("placement", placement)):
+        if word != "auto":
+            raise UsageError(f"{what} {word!r} is for the backend tensorrt", remedy=f"leave out --{what}")
     from trt_layering.backends.onnxruntime.builder import OnnxRuntimeBuilder
 
     return OnnxRuntimeBuilder()
+
+
+def _word(what: str, asked: str, known: Any) -> Any:
+    if asked not in ("auto", *get_args(known)):
+        raise UsageError(f"{what} cannot be {asked!r}", remedy=f"use auto, {' or '.join(get_args(known))}")
+    return asked
 
 
 def _best() -> str:
@@ -51,6 +63,15 @@ def _require_tensorrt() -> None:
     from trt_layering.backends.tensorrt import present
 
     present.require()
+
+
+def share_threads(chain: Chain) -> None:
+    """In a process of one's own that opens nothing but `chain`: let its engines share one thread pool, if they have
+    any."""
+    if chain.backend.name == "onnxruntime":
+        from trt_layering.backends.onnxruntime.runtime import share_thread_pool
+
+        share_thread_pool()
 
 
 def engine_overhead(name: str) -> int:

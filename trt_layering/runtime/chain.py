@@ -143,10 +143,13 @@ class Chain:
         self._runtime = backends.runtime(manifest)
         _require_fit(folder, manifest, self._runtime)
         loader = loader.resolved(manifest.profile)
+        if manifest.memory.staging:
+            loader = loader.within(manifest.memory.staging)
         scheduled = self._schedule(folder, arena_bytes, loader, mode)
         self._blocks = tuple(part.block for part in scheduled.parts) if scheduled else manifest.whole or manifest.blocks
         # Of known size, so that arrays for the caller can be made before they are written.
         self._static = static_outputs(manifest.inputs, self._blocks) if self._runtime.in_host_memory else {}
+        self._ranges = manifest.tensorrt.ranges if manifest.tensorrt else {}
         self._outputs = {value.name for value in manifest.outputs}
         self._drops = last_uses(self._blocks)
         self._made = [[v for v in block.outputs if v.name in self._outputs] for block in self._blocks]
@@ -236,7 +239,7 @@ class Chain:
 
     def observe(self, feeds: Mapping[str, Any], observer: Observer | None) -> dict[str, Array]:
         """`run`, calling `observer` after each block, in this thread."""
-        arrays = checked(feeds, self.manifest.inputs)
+        arrays = checked(feeds, self.manifest.inputs, self._ranges)
         self._note_size(arrays)
         [results] = self._in_turn(lambda: self._whole_sweep([arrays], observer))
         return results
@@ -268,7 +271,7 @@ class Chain:
 
     def _checked_request(self, number: int, feeds: Mapping[str, Any]) -> dict[str, Array]:
         try:
-            return checked(feeds, self.manifest.inputs)
+            return checked(feeds, self.manifest.inputs, self._ranges)
         except InputError as error:
             where = f"request {number}, {error.where}" if error.where else f"request {number}"
             raise InputError(error.what, where=where, remedy=error.remedy) from error
@@ -413,6 +416,11 @@ class Chain:
         self._asked.append(_Asked(g, place, begin, self._runtime.mark()))
         return produced
 
+    @property
+    def stall_seconds(self) -> float:
+        """Seconds that execution has waited for weights."""
+        return self._stall_seconds
+
     def stats(self) -> dict[str, Any]:
         """What happened since open, in counts, seconds and bytes, and what the chain takes. A new dict each time."""
         loaded, read_seconds = self._loader.bytes_read, self._loader.read_seconds
@@ -430,6 +438,7 @@ class Chain:
             "activation_bytes": self.footprint.activations,
             "scratch_bytes": self.footprint.scratch,
             "engine_bytes": self.footprint.engines,
+            "device_bytes": 0 if self._closed else self._runtime.device_bytes(),
             "budget_bytes": self._budget,
             "floor_bytes": self.footprint.floor,
             "blocks": len(self._blocks),

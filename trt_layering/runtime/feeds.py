@@ -11,13 +11,14 @@ import numpy as np
 
 from trt_layering.errors import InputError
 from trt_layering.shapes import format_shape
-from trt_layering.store.manifest import Value
+from trt_layering.store.manifest import Range, Value
 
 Array = np.ndarray[Any, Any]
 
 
-def checked(feeds: Mapping[str, Any], inputs: Sequence[Value]) -> dict[str, Array]:
-    """`feeds` as C-contiguous arrays, one for each of `inputs`, with the right dtypes, ranks and dims.
+def checked(feeds: Mapping[str, Any], inputs: Sequence[Value], ranges: Mapping[str, Range]) -> dict[str, Array]:
+    """`feeds` as C-contiguous arrays, one for each of `inputs`, with the right dtypes, ranks and dims, and shapes
+    within `ranges` where they name an input.
 
     Arrays that already fit are passed on, not copied. A symbol must have one size everywhere.
     """
@@ -30,7 +31,10 @@ def checked(feeds: Mapping[str, Any], inputs: Sequence[Value]) -> dict[str, Arra
             hint = f"did you mean {close[0]!r}?" if close else f"the inputs are {', '.join(map(repr, known))}"
             raise InputError(f"the model has no input {name!r}", remedy=hint)
     symbols: dict[str, tuple[int, str]] = {}
-    return {value.name: _checked(feeds, value, symbols) for value in inputs}
+    found = {value.name: _checked(feeds, value, symbols) for value in inputs}
+    for name in ranges.keys() & found.keys():
+        _check_range(name, found[name].shape, ranges[name])
+    return found
 
 
 def _checked(feeds: Mapping[str, Any], value: Value, symbols: dict[str, tuple[int, str]]) -> Array:
@@ -83,6 +87,16 @@ def _check_shape(shape: tuple[int, ...], value: Value, symbols: dict[str, tuple[
                 f"axis {axis} ({dim}) is {size} here and {other} in the input {owner!r}",
                 where=where, remedy=f"give {dim} the same size in both",
             )  # fmt: skip
+
+
+def _check_range(name: str, shape: tuple[int, ...], span: Range) -> None:
+    if all(low <= size <= high for low, size, high in zip(span.min, shape, span.max, strict=True)):
+        return
+    least, most = format_shape(span.min), format_shape(span.max)
+    raise InputError(
+        f"shape {format_shape(shape)} is outside what the engines were built for, {least} to {most}",
+        where=f"input {name!r}", remedy=f"feed another shape, or build with --min-shape, --max-shape {name}:...",
+    )  # fmt: skip
 
 
 def _describe(value: Value) -> str:

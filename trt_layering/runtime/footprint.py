@@ -27,7 +27,8 @@ MOST_WAVE = 64
 @dataclass(frozen=True)
 class Footprint:
     """Bytes by what they are for: `largest_block` in the arena, `activations` passed between blocks, `scratch` inside
-    blocks, `engines` with the inference library's own state; `weights` an arena that holds all blocks, without the
+    blocks, `engines` with the inference library's own state, and where a device executes `staging` that reads land in
+    and `slots` for engines that come and go with their weights; `weights` an arena that holds all blocks, without the
     `tables` that are read by rows, and `resident` what it takes to keep everything, laid out as engines like it best.
     `request` is what each request of a wave takes beside the first, and `wave` how many there must be room for."""
 
@@ -40,6 +41,8 @@ class Footprint:
     resident: int
     request: int = 0
     wave: int = 1
+    staging: int = 0
+    slots: int = 0
 
     @classmethod
     def of(cls, chain: Chain, wave: int = 1) -> Footprint:
@@ -57,16 +60,18 @@ class Footprint:
             engines=memory.engines + each * sum(block.rows is None for block in chain.blocks),
             weights=sum(sizes),
             tables=chain.loaded_bytes - sum(sizes),
-            resident=packed + memory.activations + memory.scratch + engines,
+            resident=packed + memory.activations + memory.scratch + engines + memory.staging,
             request=max(memory.activations, packing.nbytes + packing.output_bytes),
             wave=checked_wave(wave),
+            staging=memory.staging,
+            slots=memory.slots,
         )
         return replace(needs, resident=max(needs.resident, needs.floor))
 
     @property
     def fixed(self) -> int:
         """Bytes needed beside the arena and the further requests of a wave."""
-        return self.activations + self.scratch + self.engines
+        return self.activations + self.scratch + self.engines + self.staging + self.slots
 
     @property
     def waves(self) -> int:
@@ -86,6 +91,7 @@ class Footprint:
             "activations": self.activations,
             "scratch": self.scratch,
             "engines": self.engines,
+            **{key: size for key, size in (("staging", self.staging), ("slots", self.slots)) if size},
         }
         return parts if self.wave == 1 else {**parts, "waves": self.waves}
 
@@ -131,6 +137,8 @@ class Footprint:
             return f"give at least {format_size(self.floor)}, or open it for smaller waves"
         if largest == "engines":
             return f"give at least {format_size(self.floor)}, or build with a larger --block-size, for fewer engines"
+        if largest in ("staging", "slots"):
+            return f"give at least {format_size(self.floor)}, or build with a smaller --block-size or --binding inputs"
         if largest == "scratch" and any(block.saved_bytes for block in chain.narrowed):
             return (
                 f"give at least {format_size(self.floor)}, or build with a smaller --block-size: the largest weight of "

@@ -74,6 +74,11 @@ class LoaderOptions:
             self, threads=threads, read_size=profile.read_size if self.read_size == "auto" else self.read_size
         )
 
+    def within(self, staging: int) -> LoaderOptions:
+        """These options with reads small enough that `staging` bytes hold two for each thread, and one more."""
+        most = max(PAGE, staging // (2 * self.parallel_reads + 1) // PAGE * PAGE)
+        return replace(self, read_size=min(self.read_bytes, most))
+
     @property
     def parallel_reads(self) -> int:
         """`threads` as a number; that of a chain without a profile for "auto"."""

@@ -220,8 +220,8 @@ class Candidate(_Record, frozen=True):
 
 class TensorRt(_Record, frozen=True):
     """How a chain of TensorRT engines gets its weights: the `binding`, and the `placement` of the arena; the `ranges`
-    for which its engines were built, of every value whose shape varies; `scratch`, the bytes that the hungriest engine
-    takes while it executes; and what else was tried.
+    for which its engines were built, of every value passed between blocks; `scratch`, the bytes that the hungriest
+    engine takes while it executes; and what else was tried.
 
     With the binding "swap" a block's extent holds its whole plan, as one tensor of uint8 called "plan".
     """

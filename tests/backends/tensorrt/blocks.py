@@ -9,7 +9,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from trt_layering.backends.tensorrt.plans import PlanRequest, Range
+from trt_layering.backends.tensorrt.plans import PlanRequest
+from trt_layering.store.manifest import Binding, Range
 
 WEIGHTS = {"w0": (4, 8), "w1": (8,)}
 
@@ -41,9 +42,7 @@ def block(path: Path, form: Literal["inputs", "constants"], *, seed: int = 0) ->
     return path
 
 
-def request(
-    folder: Path, binding: Literal["inputs", "refit", "swap"] = "inputs", *, seed: int = 0, **changed: Any
-) -> PlanRequest:
+def request(folder: Path, binding: Binding = "inputs", *, seed: int = 0, **changed: Any) -> PlanRequest:
     """Of a new file in `folder`; `changed` fields are as given."""
     file = block(folder / f"{binding}-{seed}.onnx", "inputs" if binding == "inputs" else "constants", seed=seed)
     ranges = {"i0": Range(min=(1, 4), opt=(2, 4), max=(8, 4))}

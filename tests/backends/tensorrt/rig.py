@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +26,19 @@ def emulated(**switches: str) -> Iterator[tuple[Device, Any]]:
         finally:
             device.close()
         machine.assert_clean()
+
+
+class Uneven:
+    """Lets reads end out of order, after having filled their buffer with rubbish."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def __call__(self, descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        buffers[0][:] = b"\xee" * len(buffers[0])
+        for _ in range(self._random.choice((0, 3, 30))):
+            os.sched_yield()
+        return os.preadv(descriptor, buffers, offset)
 
 
 class Rig:

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trt_layering.backends.tensorrt.candidates import Attempt, Binding, Measured, choose, sweep_seconds
+from trt_layering.backends.tensorrt.candidates import Attempt, Measured, choose, sweep_seconds
 from trt_layering.errors import BuildError
+from trt_layering.store.manifest import Binding
 
 _times = st.lists(st.tuples(st.floats(0, 10), st.floats(0, 10)), min_size=1, max_size=8)
 
@@ -43,7 +44,8 @@ def test_the_quickest_is_taken(order: list[Binding], times: list[list[tuple[floa
     choice = choose(attempts, 1e-3)
     seconds = {candidate.binding: candidate.seconds for candidate in choice.candidates}
     assert [candidate.binding for candidate in choice.candidates] == order
-    assert seconds[choice.binding] == min(value for value in seconds.values() if value is not None)
+    assert seconds[choice.binding] == min(seconds.values())
+    assert [one.binding for one in choice.candidates if one.words.startswith("taken: ")] == [choice.binding]
 
 
 @pytest.mark.parametrize("diff", [1.1e-3, math.nan, math.inf])
@@ -51,7 +53,7 @@ def test_a_wrong_one_is_out_however_quick(diff: float) -> None:
     quick, slow = attempt("inputs", [(0, 1e-3)], diff), attempt("swap", [(1.0, 1.0)], 1e-3)
     choice = choose([quick, slow], 1e-3)
     assert choice.binding == "swap"
-    assert choice.candidates[0].seconds is None
+    assert choice.candidates[0].seconds == 0
     assert "block-000 differs from ONNX Runtime by" in choice.candidates[0].words
 
 
@@ -86,6 +88,6 @@ def test_the_words_have_all_that_was_measured() -> None:
     choice = choose([attempt("refit", [(0.25, 1.0), (1.5, 0.5)], 2e-4)], 1e-3)
     assert choice.candidates[0].seconds == 2.25
     assert choice.candidates[0].words == (
-        "2.25 s a run: executing 1.50 s; refitting 1.75 s, of which 750 ms are waited for; plans of 2.0 MiB; "
+        "taken: 2.25 s a run: executing 1.50 s; refitting 1.75 s, of which 750 ms are waited for; plans of 2.0 MiB; "
         "differs by at most 0.0002"
     )

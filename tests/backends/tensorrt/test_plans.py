@@ -19,9 +19,9 @@ from tests.backends.tensorrt import work
 from tests.backends.tensorrt.blocks import request
 from trt_layering import child
 from trt_layering.backends.tensorrt import plans
-from trt_layering.backends.tensorrt.plans import BlockTooLarge, PlanBuilder, PlanRequest, Range
+from trt_layering.backends.tensorrt.plans import BlockTooLarge, PlanBuilder, PlanRequest
 from trt_layering.errors import BuildError, ModelError
-from trt_layering.store.manifest import PAGE
+from trt_layering.store.manifest import PAGE, Range
 
 MIB = 1 << 20
 GPU = {"gpu": "Orin (nvgpu)", "sm": "8.7"}
@@ -161,7 +161,9 @@ def test_two_builds_at_once_share_the_work(
     waiting = threading.Event()
     monkeypatch.setattr(plans.log, "warning", lambda words, *more: waiting.set() if "waiting" in words else None)
     asked, found = request(tmp_path), []
-    threads = [threading.Thread(target=lambda: found.append(builder(repository).plan(asked))) for _ in range(2)]
+    threads = [
+        threading.Thread(target=lambda: found.append(builder(repository).plan(asked)), daemon=True) for _ in range(2)
+    ]
     for thread in threads:
         thread.start()
     assert waiting.wait(60)

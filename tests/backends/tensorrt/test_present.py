@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from tests.backends.tensorrt import fakes
+from tests.backends.tensorrt.stores import publish
 from trt_layering import backends
 from trt_layering.backends.tensorrt import driver, present
 from trt_layering.errors import BackendError
+from trt_layering.store.manifest import read_manifest
 
 UNIMPORTABLE = "import sys\nraise SystemError('imported before its turn')\n"
 
@@ -290,12 +292,13 @@ def test_auto_is_tensorrt_where_it_can_be_used(
     ]
 
 
-@pytest.mark.parametrize("ask", [backends.builder, backends.runtime])
-def test_tensorrt_by_name_is_refused_in_words(monkeypatch: pytest.MonkeyPatch, ask: object) -> None:
+def test_tensorrt_by_name_is_refused_in_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fakes.cuda(monkeypatch, None)
-    with pytest.raises(BackendError, match="no NVIDIA driver") as caught:
-        ask("tensorrt")  # type: ignore[operator]
-    assert caught.value.remedy
+    chain = read_manifest(publish(tmp_path))
+    for ask in (lambda: backends.builder("tensorrt"), lambda: backends.runtime(chain)):
+        with pytest.raises(BackendError, match="no NVIDIA driver") as caught:
+            ask()
+        assert caught.value.remedy
 
 
 def test_looking_is_without_heavy_imports() -> None:

@@ -25,7 +25,13 @@ def session(model: bytes) -> onnxruntime.InferenceSession:
     options.inter_op_num_threads = 1
     options.log_severity_level = 4
     options.enable_cpu_mem_arena = False
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    try:
+        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except RuntimeError as error:
+        if "use_per_session_threads" not in str(error):
+            raise
+        options.use_per_session_threads = False  # the process has a pool for all sessions
+        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 def run(model: bytes, inputs: Buffers, outputs: Buffers) -> None:

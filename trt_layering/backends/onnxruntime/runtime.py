@@ -281,6 +281,10 @@ class OnnxRuntime:
         """A copy of `tensor` that the caller owns."""
         return np.array(as_array(tensor))
 
+    def device_bytes(self) -> int:
+        """There is no device."""
+        return 0
+
     def close(self) -> None:
         """Make the shared allocator, and the C library, give back what no engine uses."""
         gc.collect()

@@ -200,7 +200,7 @@ class RefitEngine:
     ) -> None:  # fmt: skip
         self._library, self._slots, self._block, self._plan = library, slots, block, plan
         self.plan = block.digest
-        self._weights, self._buffers = weights, buffers
+        self._weights, self._buffers = dict(weights), buffers
 
     def ready(self) -> Instance:
         """The engine with the block's weights, to which it was refitted on the copy stream, behind the copies of

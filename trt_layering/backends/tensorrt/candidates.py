@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
 
 from trt_layering.errors import BuildError
+from trt_layering.store.manifest import Binding, Candidate
 from trt_layering.units import format_seconds, format_size
-
-Binding = Literal["inputs", "refit", "swap"]
 
 _DOING = {"inputs": "binding", "refit": "refitting", "swap": "deserializing"}
 
@@ -42,15 +40,6 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """One binding and what is said for or against it; `seconds` is the predicted sweep, None where it is out."""
-
-    binding: Binding
-    seconds: float | None
-    words: str
-
-
-@dataclass(frozen=True)
 class Choice:
     """The `binding` taken, and all `candidates` in the order in which they were asked about."""
 
@@ -61,15 +50,22 @@ class Choice:
 def choose(attempts: Sequence[Attempt], tolerance: float) -> Choice:
     """The quickest of `attempts` whose blocks all differ by at most `tolerance`; of equals the first. Raises BuildError
     where there is none."""
-    candidates = tuple(_judged(attempt, tolerance) for attempt in attempts)
-    left = [(candidate.seconds, n) for n, candidate in enumerate(candidates) if candidate.seconds is not None]
-    if not left:
+    objections = [_objection(attempt, tolerance) for attempt in attempts]
+    right = [n for n, objection in enumerate(objections) if not objection]
+    if not right:
         raise BuildError(
             "no binding gives this model's answers on this device",
-            where="; ".join(f"{candidate.binding}: {candidate.words}" for candidate in candidates),
+            where="; ".join(f"{one.binding}: {words}" for one, words in zip(attempts, objections, strict=True)),
             remedy="build with another --block-size, or with --precision fp32, and report the model",
         )
-    return Choice(candidates[min(left)[1]].binding, candidates)
+    taken = min(right, key=lambda n: sweep_seconds(attempts[n]))
+    found = []
+    for n, (attempt, objection) in enumerate(zip(attempts, objections, strict=True)):
+        seconds = 0.0 if objection else sweep_seconds(attempt)
+        verdict = "taken" if n == taken else "not quicker"
+        words = objection or f"{verdict}: {_told(attempt, seconds)}"
+        found.append(Candidate(binding=attempt.binding, seconds=seconds, words=words))
+    return Choice(attempts[taken].binding, tuple(found))
 
 
 def sweep_seconds(attempt: Attempt) -> float:
@@ -82,15 +78,15 @@ def sweep_seconds(attempt: Attempt) -> float:
     return blocks[0].bind_seconds + sum(steps) + blocks[-1].execute_seconds
 
 
-def _judged(attempt: Attempt, tolerance: float) -> Candidate:
+def _objection(attempt: Attempt, tolerance: float) -> str:
+    """What keeps `attempt` out, or ""."""
     if attempt.failure:
-        return Candidate(attempt.binding, None, attempt.failure)
+        return attempt.failure
     for block in attempt.blocks:
         if not block.max_rel_diff <= tolerance:  # nor is NaN
             differs = f"differs from ONNX Runtime by {block.max_rel_diff:.3g} of its largest output"
-            return Candidate(attempt.binding, None, f"{block.block} {differs}, over {tolerance:.3g}")
-    seconds = sweep_seconds(attempt)
-    return Candidate(attempt.binding, seconds, _told(attempt, seconds))
+            return f"{block.block} {differs}, over {tolerance:.3g}"
+    return ""
 
 
 def _told(attempt: Attempt, seconds: float) -> str:

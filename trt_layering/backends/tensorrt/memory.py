@@ -1,6 +1,7 @@
 """The memory that streamed weights pass through on a GPU: four kinds of `backends.base.Arena`.
 
-May import errors, units and `cuda`. What the GPU refuses or does not give raises BackendError or MemoryLimitError.
+May import errors, units, the manifest and `cuda`. What the GPU refuses or does not give raises BackendError or
+MemoryLimitError.
 
 staged: device memory; reads land in pinned slots, two for each loader thread, and the copy stream brings them over.
 zero-copy: pinned host memory that the GPU reads where it lies. managed: memory of both. pinned: host memory for plans,
@@ -10,7 +11,6 @@ which the GPU never reads (`swap`). Into all but the first, reads go straight.
 from __future__ import annotations
 
 import itertools
-import math
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ from typing import Literal
 
 from trt_layering.backends.tensorrt.cuda import PAGE, Device, Event, HostMemory
 from trt_layering.errors import BackendError
+from trt_layering.store.manifest import tensor_nbytes
 from trt_layering.units import format_size
 
 Placement = Literal["staged", "zero-copy", "managed", "pinned"]
 Location = Literal["device", "host"]
 
 _SLOTS = 2  # of each loader thread: it reads into one while the other is copied
-_BITS = {"bfloat16": 16, "bool": 8}
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,11 @@ class Weight:
 
 
 def size_of(dtype: str, shape: tuple[int, ...]) -> int:
-    """Bytes of a weight; `dtype` is numpy's word, or bfloat16."""
-    digits = dtype.lstrip("abcdefghijklmnopqrstuvwxyz")
-    bits = _BITS[dtype] if dtype in _BITS else int(digits)
-    return math.prod(shape) * bits // 8
+    """Bytes of a weight. BackendError for a dtype that the manifest does not know."""
+    nbytes = tensor_nbytes(dtype, shape)
+    if nbytes is None:
+        raise BackendError(f"weights of {dtype} are unknown here", remedy="build the chain anew with this version")
+    return nbytes
 
 
 def staging_size(placement: Placement, threads: int, read_size: int) -> int:

@@ -14,19 +14,20 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import msgspec
 import xxhash
 
 from trt_layering import child
+from trt_layering.backends.base import BlockTooLarge
 from trt_layering.backends.tensorrt import plan_work
 from trt_layering.backends.tensorrt.block_file import BlockFile
 from trt_layering.backends.tensorrt.plan_cache import Entry, Notes, PlanCache
 from trt_layering.backends.tensorrt.plan_work import Refit, Task
 from trt_layering.errors import BuildError, MemoryLimitError
 from trt_layering.runtime.meter import available_bytes
-from trt_layering.store.manifest import PAGE, Shape
+from trt_layering.store.manifest import PAGE, Binding, Range, Shape
 from trt_layering.store.writer import disk_errors
 from trt_layering.units import format_seconds, format_size
 from trt_layering.words import printable
@@ -47,18 +48,6 @@ _ENDED_BY_MEMORY = {-signal.SIGKILL, -signal.SIGABRT, -signal.SIGBUS, -signal.SI
 """How processes end that the kernel refuses memory to, or whose libraries do not look whether they got it."""
 
 
-class Range(NamedTuple):
-    """The least, the usual and the largest shape of an activation."""
-
-    min: Shape
-    opt: Shape
-    max: Shape
-
-
-class BlockTooLarge(BuildError):
-    """No plan of a block can be built in the memory there is; a smaller block may do."""
-
-
 @dataclass(frozen=True)
 class PlanRequest:
     """A plan to be had of the block `name` in its canonical form, the file `onnx`: activations i0, … and o0, …, weights
@@ -67,7 +56,7 @@ class PlanRequest:
 
     name: str
     onnx: Path
-    binding: Literal["inputs", "refit", "swap"]
+    binding: Binding
     shared: bool
     weights: tuple[str, ...]
     profile: Mapping[str, Range]

@@ -12,24 +12,19 @@ time, at most twice as float32.
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
-import onnxruntime as ort
 
 from trt_layering.backends.base import Progress
-from trt_layering.backends.onnxruntime.runtime import reported, return_memory, run_plainly
-from trt_layering.backends.onnxruntime.session import open_session
-from trt_layering.compare import relative
-from trt_layering.errors import BackendError, UsageError
+from trt_layering.backends.onnxruntime.runtime import return_memory
+from trt_layering.backends.tensorrt.sensitive import Find, Search, largest_difference, run, try_rounded
+from trt_layering.errors import UsageError
 from trt_layering.graph.half import Halves, as_it_was, halve, is_half, name_nodes, outgrown, rounded
 from trt_layering.graph.narrow import NarrowTensor
-from trt_layering.graph.stored import unmapped
-from trt_layering.inputs import Array, Feeds
+from trt_layering.inputs import Feeds
 
 log = logging.getLogger("trt_layering")
 
@@ -38,12 +33,6 @@ BLOCK_TOLERANCE = 1e-2
 CHAIN_TOLERANCE = 5e-2
 """How much all of it together may change a model's output, as a part of the largest element."""
 
-_SUSPECTS = {
-    "Div", "Exp", "InstanceNormalization", "LayerNormalization", "LogSoftmax", "LpNormalization", "Pow", "Reciprocal",
-    "ReduceL2", "ReduceLogSumExp", "ReduceMean", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Softmax", "Sqrt",
-}  # fmt: skip
-"""What overflows or cancels most often; tried first, and given back where it was not the cause."""
-_SPARED = 24  # of a block's kept nodes, so many are tried one by one whether they could be float16 after all
 _TIGHTER = 4.0  # what tolerances of blocks are divided by while the chain's end differs too much
 _TIGHTENED = 4  # times; then everything stays float32
 
@@ -128,21 +117,12 @@ class _Draft:
     windows: list[ir.Model]
     halves: Halves
     blocks: list[ir.Model]
-    finds: list[_Find]
+    finds: list[Find]
     end: float
 
     def converted(self) -> Converted:
         costs = [_cost(block, find.diff, self.halves) for block, find in zip(self.blocks, self.finds, strict=True)]
         return Converted(self.windows, costs, self.end)
-
-
-@dataclass(frozen=True)
-class _Find:
-    """By how much a block differs, the nodes that had better be float32, and the values that must not be rounded."""
-
-    diff: float
-    full: frozenset[str] = frozenset()
-    unrounded: frozenset[str] = frozenset()
 
 
 def _cost(block: ir.Model, diff: float, halves: Halves) -> Cost:
@@ -235,19 +215,19 @@ class _Walk:
         self._last = {value.name or "": index for index, block in enumerate(blocks) for value in block.graph.inputs}
         self.end = 0.0
 
-    def look(self, index: int) -> _Find:
+    def look(self, index: int) -> Find:
         block, halves = self._blocks[index], self._halves
         names = [value.name or "" for value in block.graph.outputs]
-        wanted = _run(as_it_was(block, halves), names, self._exact)
+        wanted = run(as_it_was(block, halves), names, self._exact)
         narrow = [name for value in block.graph.inputs if (name := value.name or "") in halves.values]
-        results = _try(rounded(block, halves)[0], names, [*self._exact, *self._own], narrow)
+        results = try_rounded(rounded(block, halves)[0], names, [*self._exact, *self._own], narrow)
         got, own = results[: len(wanted)], results[len(wanted) :]
-        diff = _largest(wanted, got)
-        find = _Find(diff)
+        diff = largest_difference(wanted, got)
+        find = Find(diff)
         if diff > self._tolerance and any(is_half(node, halves) for node in block.graph):
-            find = _Search(block, halves, self._exact, wanted, self._tolerance).find(diff)
+            find = Search(block, halves, self._exact, wanted, self._tolerance).find(diff)
         if any(name in self._outputs for name in names):
-            self.end = max(self.end, _largest(wanted, own, self._outputs))
+            self.end = max(self.end, largest_difference(wanted, own, self._outputs))
         self._pass_on(index, self._exact, wanted)
         self._pass_on(index, self._own, [other or exact for exact, other in zip(wanted, own, strict=True)])
         return_memory()
@@ -258,187 +238,3 @@ class _Walk:
             live.update(made)
             for name in [name for name in live if self._last.get(name, -1) <= index]:
                 del live[name]
-
-
-class _Search:
-    """Looks for what must stay float32 for `block` to give `wanted`, on inputs that others computed in float32."""
-
-    def __init__(
-        self,
-        block: ir.Model,
-        halves: Halves,
-        lives: Sequence[Feeds],
-        wanted: Sequence[Feeds],
-        tolerance: float,
-    ) -> None:
-        self._block, self._halves, self._lives, self._tolerance = block, halves, lives, tolerance
-        self._names = [value.name or "" for value in block.graph.outputs]
-        self._wanted = wanted
-        self._nodes = [node for node in block.graph if is_half(node, halves)]
-        self._full: set[str] = set()
-        self._unrounded: set[str] = set()
-
-    def find(self, diff: float) -> _Find:
-        self._full = {node.name or "" for node in self._nodes if node.op_type in _SUSPECTS}
-        while not (passes := self._passes()) and len(self._full) < len(self._nodes):
-            self._grow()
-        if not passes:
-            self._give_up()
-        self._spare()
-        return _Find(diff, frozenset(self._full), frozenset(self._unrounded))
-
-    def _passes(self) -> bool:
-        half, _ = rounded(self._block, self._halves, self._full, self._unrounded)
-        return _largest(self._wanted, self._try(half, self._names, self._lives)) <= self._tolerance
-
-    def _try(self, model: ir.Model, names: Sequence[str], lives: Sequence[Feeds]) -> list[Feeds | None]:
-        return _try(
-            model, names, lives, [name for name in self._rounded_inputs() if self._source(name) not in self._unrounded]
-        )
-
-    def _rounded_inputs(self) -> list[str]:
-        return [name for value in self._block.graph.inputs if (name := value.name or "") in self._halves.values]
-
-    def _source(self, name: str) -> str:
-        """The value of the model that `name` is, if a Cast made it."""
-        return self._halves.sources.get(name, name)
-
-    def _give_up(self) -> None:
-        """All of the block stays float32, which is not enough; so does what it is given and what it passes on, those
-        values first that are the farthest off once they are rounded."""
-        off = {name: _off(name, self._lives) for name in self._rounded_inputs()}
-        off.update({name: _off(name, self._wanted) for name in self._names if name in self._halves.values})
-        for name in sorted(off, key=lambda name: -off[name]):
-            if self._passes():
-                return
-            self._unrounded.add(self._source(name))
-
-    def _spare(self) -> None:
-        """Of the nodes to keep, those are given back without which the block still passes."""
-        for name in sorted(self._full)[:_SPARED]:
-            self._full.remove(name)
-            if not self._passes():
-                self._full.add(name)
-
-    def _grow(self) -> None:
-        """Add to the nodes to keep those at which values begin to differ too much."""
-        before = len(self._full), len(self._unrounded)
-        exact, wrong = self._differences()
-        for node in self._block.graph:
-            bad = [value for value in node.outputs if value.name in wrong]
-            if bad and not any(value is not None and value.name in wrong for value in node.inputs):
-                self._blame(node, bad, exact)
-        if (len(self._full), len(self._unrounded)) == before:
-            self._full = {node.name or "" for node in self._nodes}
-
-    def _blame(self, node: ir.Node, wrong: Sequence[ir.Value], exact: Mapping[str, float]) -> None:
-        """`node` makes the values `wrong` of inputs that are right; `exact` tells differences before rounding."""
-        name = node.name or ""
-        if name not in self._full and is_half(node, self._halves):
-            self._full.add(name)
-            return
-        for value in wrong:
-            if exact[value.name or ""] > self._tolerance:
-                self._full.update(half.name or "" for half in self._makers(node))
-            else:
-                self._full.update(reader.name or "" for reader in value.consumers() if is_half(reader, self._halves))
-                if value.is_graph_output():
-                    self._unrounded.add(self._source(value.name or ""))
-
-    def _makers(self, node: ir.Node) -> Iterator[ir.Node]:
-        """The nodes nearest before `node` that are still float16."""
-        pending, seen = [node], {node}
-        while pending:
-            for value in pending.pop().inputs:
-                maker = None if value is None else value.producer()
-                if maker is None or maker in seen:
-                    continue
-                seen.add(maker)
-                if is_half(maker, self._halves) and maker.name not in self._full:
-                    yield maker
-                else:
-                    pending.append(maker)
-
-    def _differences(self) -> tuple[dict[str, float], set[str]]:
-        """Of each value of the block, by how much it differs before it is rounded; and those that differ too much, then
-        or afterwards."""
-        plain = as_it_was(self._block, self._halves)
-        half, places = rounded(self._block, self._halves, self._full, self._unrounded)
-        names = [value.name or "" for node in plain.graph for value in node.outputs if _is_tensor(value)]
-        pairs = {name: places.get(name, (name, name)) for name in names}
-        _put_out(plain, names)
-        _put_out(half, dict.fromkeys(name for pair in pairs.values() for name in pair))
-        exact, wrong = dict.fromkeys(names, 0.0), set()
-        for live in self._lives:
-            [wanted] = _run(plain, names, [live])
-            [got] = self._try(half, [value.name or "" for value in half.graph.outputs], [live])
-            if got is None:
-                return exact, set()
-            for name, (before, after) in pairs.items():
-                exact[name] = max(exact[name], relative(wanted[name], got[before]))
-                if max(exact[name], relative(wanted[name], got[after])) > self._tolerance:
-                    wrong.add(name)
-        return exact, wrong
-
-
-def _is_tensor(value: ir.Value) -> bool:
-    return bool(value.name) and isinstance(value.type, ir.TensorType)
-
-
-def _put_out(model: ir.Model, names: Collection[str]) -> None:
-    """Let the values `names` be the outputs of `model`."""
-    made = {value.name: value for node in model.graph for value in node.outputs}
-    model.graph.outputs[:] = [made[name] for name in names]
-
-
-def _largest(wanted: Sequence[Feeds], got: Sequence[Feeds | None], names: Collection[str] | None = None) -> float:
-    """The largest difference of `names`, or of all; infinite where there is nothing to compare with."""
-    largest = 0.0
-    for own, other in zip(wanted, got, strict=True):
-        for name in own if names is None else own.keys() & names:
-            largest = max(largest, math.inf if other is None else relative(own[name], other[name]))
-    return largest
-
-
-def _run(model: ir.Model, names: Sequence[str], lives: Sequence[Feeds]) -> list[Feeds]:
-    """Outputs `names` of `model` for each of `lives`."""
-    with reported(f"graph {model.graph.name!r}"):
-        session = open_session(_unmapped(model), optimise=False)
-        inputs = [value.name or "" for value in model.graph.inputs]
-        return [run_plainly(session, names, {name: live[name] for name in inputs}) for live in lives]
-
-
-def _try(model: ir.Model, names: Sequence[str], lives: Sequence[Feeds], narrow: Sequence[str]) -> list[Feeds | None]:
-    """`_run` with the inputs `narrow` rounded; None where it fails, as indices made of what is infinite do."""
-    rounds = [{**live, **{name: _rounded_array(live[name]) for name in narrow}} for live in lives]
-    with reported(f"graph {model.graph.name!r}"):
-        session = open_session(_unmapped(model), optimise=False)
-    inputs = [value.name or "" for value in model.graph.inputs]
-    return [_attempt(session, names, {name: live[name] for name in inputs}) for live in rounds]
-
-
-def _attempt(session: ort.InferenceSession, names: Sequence[str], feeds: Feeds) -> Feeds | None:
-    try:
-        with reported("float16"):
-            return run_plainly(session, names, feeds)
-    except BackendError as error:
-        log.info("not float16: %s", error.what)
-        return None
-
-
-def _off(name: str, arrays: Sequence[Feeds]) -> float:
-    """How far the value `name` is off once it is rounded."""
-    return max(relative(one[name], _rounded_array(one[name])) for one in arrays)
-
-
-def _rounded_array(array: Array) -> Array:
-    with np.errstate(over="ignore"):
-        return array.astype(np.float16).astype(array.dtype)
-
-
-def _unmapped(model: ir.Model) -> ir.Model:
-    """`model`, its weights such that they leave no mapped pages behind."""
-    for value in model.graph.initializers.values():
-        if value.const_value is not None:
-            value.const_value = unmapped(value.const_value)
-    return model
