@@ -119,9 +119,9 @@ def _cut_once_more(seamed: Sequence[_Seamed], block: int) -> bool:
             continue
         start, stop = seams_here[block : block + 2]
         cuts = [cut for cut in window.cuts if start < cut.position < stop]
-        names = window.window.graph
-        size = sum(window.sizes.get(name, 0) for name in Cutter(window.window).extract(start, stop).graph.initializers)
-        inner = choose_cuts(names, cuts, max(size // 2, 1), window.sizes, ())
+        here = Cutter(window.window).extract(start, stop).graph.initializers
+        sizes = {name: size for name, size in window.sizes.items() if name in here}
+        inner = choose_cuts(window.window.graph, cuts, max(sum(sizes.values()) // 2, 1), sizes, ())
         window.levels[0][block + 1 : block + 1] = inner
         return bool(inner)
     return False

@@ -102,7 +102,7 @@ def test_a_block_that_cannot_be_cut_names_what_it_takes_and_what_to_do(
     monkeypatch.setenv("EMULATED_BUILD_NONE", "weights>100")
     with pytest.raises(BuildError, match="memory ran out each time that block-000") as caught:
         built(saved(layers(2), tmp_path / "m.onnx"), tmp_path / "engines")
-    assert "16 KiB of weights" in caught.value.what
+    assert "16.0 KiB of weights" in caught.value.what
     assert "--block-size" in caught.value.remedy
     assert not list((tmp_path / "engines").glob("m/*"))
 
