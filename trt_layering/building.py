@@ -174,10 +174,10 @@ def _check_suits(builder: Builder, order: _Order) -> None:
         raise UsageError(f"the backend {builder.name} computes in fp32", remedy=remedy)
     if builder.name == "tensorrt" and not order.optimise:
         raise UsageError("TensorRT always optimises", remedy="leave out --no-optimise, or use --backend onnxruntime")
-    if order.precision == "fp16" and order.weights != "fp32":
+    if builder.name == "tensorrt" and order.weights != "fp32":
         raise UsageError(
-            f"weights cannot be stored as {order.weights} where precision is fp16, which has them in 16 bits already",
-            remedy="leave out --weights, or --precision",
+            f"TensorRT chains have no weights stored as {order.weights} beside what computes in fp32",
+            remedy="use --precision fp16, which has weights in 16 bits too, or --backend onnxruntime",
         )
 
 

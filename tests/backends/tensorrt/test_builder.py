@@ -140,7 +140,8 @@ def test_inputs_outside_the_shapes_are_refused_before_any_work(tmp_path: Path, e
     [
         ({"optimise": False}, "always optimises"),
         ({"precision": "int8"}, "no precision 'int8'"),
-        ({"precision": "fp16", "weights": "bf16"}, "has them in 16 bits already"),
+        ({"weights": "bf16"}, "no weights stored as bf16"),
+        ({"precision": "fp16", "weights": "fp16"}, "no weights stored as fp16"),
         ({"binding": "pointer"}, "binding cannot be 'pointer'"),
         ({"placement": "pinned"}, "placement cannot be 'pinned'"),
     ],
