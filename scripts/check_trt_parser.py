@@ -194,9 +194,10 @@ def _ends(span: Any) -> tuple[tuple[int, ...], ...]:
 
 def _prepared(path: Path, options: argparse.Namespace, folder: Path) -> tuple[list[CutBlock], Found]:
     """The model's blocks as a build makes them, and the shapes of what they take and make."""
-    from trt_layering.assembly import Cutting, as_value, cut_windows
+    from trt_layering.assembly import Cutting, cut_windows
     from trt_layering.backends.tensorrt.builder import TensorRtBuilder, Wanted
     from trt_layering.backends.tensorrt.profiles import ranges
+    from trt_layering.backends.values import as_value
     from trt_layering.building import _block_size, _dims, _divide, _trials
     from trt_layering.graph.model import infer_shapes, normalise, open_model
     from trt_layering.units import parse_size

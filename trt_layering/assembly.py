@@ -16,13 +16,13 @@ from pathlib import Path
 import onnx_ir as ir
 
 from trt_layering.backends.base import BlockTooLarge, Builder, CutBlock, Draft, Places, Progress
-from trt_layering.errors import BuildError
+from trt_layering.backends.values import as_value
 from trt_layering.graph.blocks import Cutter
 from trt_layering.graph.cuts import Cut, choose_cuts, find_cuts
 from trt_layering.graph.dtypes import word
 from trt_layering.graph.tables import bring_forward, find_tables, rows_input, seams
 from trt_layering.shapes import ShapeRange
-from trt_layering.store.manifest import Block, Part, Value
+from trt_layering.store.manifest import Block, Part
 from trt_layering.store.writer import StoreWriter
 
 log = logging.getLogger("trt_layering")
@@ -230,14 +230,3 @@ def _write_extent(
     extent = writer.extents[index]
     places.update({tensor.name: (extent.offset + tensor.offset, tensor.nbytes) for tensor in extent.tensors})
     return index
-
-
-def as_value(value: ir.Value) -> Value:
-    """The manifest's description of `value`. Raises BuildError if its type is unknown or not a tensor's."""
-    dtype = value.dtype
-    if value.name is None or dtype is None or not isinstance(value.type, ir.TensorType):
-        raise BuildError(
-            f"the type of {value.name!r} is not known or not a tensor's", remedy="give the model types, or simplify it"
-        )
-    dims = None if value.shape is None else tuple(d if isinstance(d, int) else d.value or None for d in value.shape)
-    return Value(name=value.name, dtype=word(dtype), shape=dims)

@@ -18,9 +18,10 @@ import msgspec
 import onnx_ir as ir
 
 from trt_layering import backends, child, inputs
-from trt_layering.assembly import Cutting, as_value, assemble, cut_windows
+from trt_layering.assembly import Cutting, assemble, cut_windows
 from trt_layering.backends.base import Builder, Progress
 from trt_layering.backends.onnxruntime.reference import reference, suspect
+from trt_layering.backends.values import as_value
 from trt_layering.compare import TOLERANCE, difference
 from trt_layering.errors import BuildError, UsageError
 from trt_layering.graph.model import infer_shapes, normalise, open_model
