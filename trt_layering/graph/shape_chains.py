@@ -85,11 +85,12 @@ class _Localiser:
 
     def _is_far(self, value: ir.Value | None, reader: ir.Node) -> bool:
         """Whether `reader` alone would keep `value` alive over weights of size."""
-        if value is None or value.producer() is None or value.shape is None or len(value.shape) < 2:
+        maker = value.producer() if value is not None else None
+        if value is None or maker is None or value.shape is None or len(value.shape) < 2:
             return False
         if self._opset < _SLICE_TAKES_INPUTS or value.dtype is None:
             return False
-        at, since = self._position[reader], self._position.get(value.producer(), 0)  # type: ignore[arg-type]
+        at, since = self._position[reader], self._position[maker]
         needed = (self._position.get(user, 0) for user, _ in value.uses() if user not in self._computes)
         return max(needed, default=0) < at and self._weights[at] - self._weights[since + 1] >= _WORTH_PARTING
 

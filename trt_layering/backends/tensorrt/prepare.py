@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def prepare(model: ir.Model, work: Path, memory: int, progress: Progress) -> lis
         source = extract(model, 0, len(model.graph))
         localise(source)
         level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-        windows = prepared_windows(source, work, memory, progress, level, legal_cuts)
+        windows = prepared_windows(source, work, memory, progress, level, _legal_cuts)
     for window in windows:
         localise(window)
         _spell_out_norms(window)
@@ -81,10 +81,8 @@ def prepare(model: ir.Model, work: Path, memory: int, progress: Progress) -> lis
     return windows
 
 
-def legal_cuts(graph: ir.Graph, dims: Mapping[str, int] | None = None) -> list[Cut]:
-    """Where a prepared graph may be cut: as `find_cuts` says, but not where a shape would cross, which TensorRT has on
-    the host."""
-    return uncrossed(graph, find_cuts(graph, dims))
+def _legal_cuts(graph: ir.Graph) -> list[Cut]:
+    return uncrossed(graph, find_cuts(graph))
 
 
 def _computes_in_halves(graph: ir.Graph) -> bool:
