@@ -130,7 +130,7 @@ class TestBuiltAgain:
         [
             ({"block_size": Size(32 << 10)}, "block_size"),
             ({"optimise": False, "split": False}, "optimise, split"),
-            ({"weights": "fp16"}, "weights"),
+            ({"build_memory": Size(2 << 30), "weights": "fp16"}, "build_memory, weights"),
         ],
     )
     def test_with_other_settings(self, again: Callable[..., str], changes: dict[str, Any], named: str) -> None:

@@ -86,7 +86,7 @@ def test_the_arguments_of_a_build(write):
     assert first.for_build() == {
         "model": Path("models/ocr.onnx"), "name": "ocr", "backend": "onnxruntime", "precision": "fp32",
         "block_size": 4 << 20, "optimise": True, "split": True, "memory": 1 << 30,
-        "weights": "fp32", "weights_tolerance": None,
+        "weights": "fp32", "weights_tolerance": None, "binding": "auto", "placement": "auto",
         "shapes": {"input1": {"min": (1, 1, 64, 32), "opt": (1, 1, 64, 160), "max": (1, 1, 64, 320)}, "b:0": (2, 3)},
     }  # fmt: skip
     built = other.for_build()

@@ -37,6 +37,8 @@ log = logging.getLogger("trt_layering")
 
 NOTES = ".built"
 """The folder beside the chains that has one note for each."""
+_KEYS = {"memory": "build_memory"}
+"""Settings that deployments call otherwise than `build` does."""
 _FAILED, _INTERRUPTED = 1, 130
 
 
@@ -178,7 +180,7 @@ def _changed(before: object, now: Mapping[str, object]) -> Iterable[str]:
 
 def _note(wanted: Mapping[str, Any], sources: Mapping[str, str], folder: Path, chain: Chain) -> dict[str, Any]:
     """What is compared: how `folder` was built, and what marks its chain out, which measuring it again leaves alone."""
-    settings = {key: value for key, value in wanted.items() if key not in ("model", "name")}
+    settings = {_KEYS.get(key, key): value for key, value in wanted.items() if key not in ("model", "name")}
     marks = xxhash.xxh3_128_hexdigest(msgspec.json.encode((chain.extents, chain.blocks)))
     note = {"version": folder.name, "chain": marks, "sources": sources, "settings": settings}
     plain: dict[str, Any] = json.loads(json.dumps(note, default=str))

@@ -13,7 +13,7 @@ Where a device executes, `execute` only asks: the chain asks for the next block 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,6 +26,7 @@ from trt_layering.store.manifest import Block, TensorRt, Value
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from trt_layering.graph.cuts import Cut
     from trt_layering.shapes import ShapeRange
 
 Read = Callable[[memoryview, int], None]
@@ -259,6 +260,10 @@ class Builder(Protocol):
         """Bytes of the initializers of `graph` that may go to the weight store, by name; the others stay in engines."""
         ...
 
+    def legal(self, graph: ir.Graph, cuts: Iterable[Cut]) -> list[Cut]:
+        """Those of `cuts` at which engines of this backend can pass on what is alive."""
+        ...
+
     def drafts(self, cuts: Sequence[CutBlock], ranges: Mapping[str, ShapeRange], progress: Progress) -> list[Draft]:
         """The engines of all blocks of the model, in order, ready to be written; `ranges` are the shapes of its inputs.
         Raises BlockTooLarge where one cannot be built in the memory there is."""
@@ -270,4 +275,12 @@ class Builder(Protocol):
 
     def tensorrt(self) -> TensorRt | None:
         """After `drafts`: how the chain's engines get their weights, if they are TensorRT's."""
+        ...
+
+    def published(self) -> None:
+        """The chain is there: what was kept for another try is not needed any more."""
+        ...
+
+    def close(self) -> None:
+        """The build has ended, one way or another."""
         ...

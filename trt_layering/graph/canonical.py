@@ -119,14 +119,17 @@ def save_with_weights(form: Canonical, path: Path) -> None:
     path.write_bytes(ir.to_proto(model).SerializeToString(deterministic=True))
 
 
-def fixed(form: Canonical, ranges: Mapping[str, Span]) -> Canonical:
-    """The form with those dims of its inputs as numbers that never vary within `ranges`."""
+def shaped(form: Canonical, dims: Mapping[str, Sequence[int | str]]) -> Canonical:
+    """The form with the shapes of its inputs as `dims` gives them by the block's names: numbers, and names that sizes
+    share if they are always the same, which TensorRT's builder makes use of."""
     model = form.model.clone()
+    names: dict[str, str] = {}
     for value, name in zip(model.graph.inputs, form.inputs, strict=True):
-        span = ranges[name]
         value.shape = ir.Shape(
-            low if low == high else dim for low, high, dim in zip(span.min, span.max, value.shape or (), strict=True)
+            dim if isinstance(dim, int) else names.setdefault(dim, f"d{len(names)}") for dim in dims[name]
         )
+    for value in model.graph.outputs:
+        value.shape = None if value.shape is None else ir.Shape([None] * len(value.shape))
     return Canonical(model, form.inputs, form.outputs, form.weights)
 
 

@@ -223,15 +223,10 @@ def test_a_build_without_some_of_the_fingerprint_is_not_taken_for_one_with_it(tm
         assert words in refused(folder).what
 
 
-def test_what_tensorrt_does_not_take_although_it_fits(tmp_path: Path) -> None:
-    folder = publish(tmp_path)
-    chain = read_manifest(folder)
-    whole = plan_file.unusable(folder, chain, "block-000", plan())
-    assert isinstance(whole, ForeignError)
-    assert "'block-000'" in whole.what
-    assert "10.3.0.26" in whole.what
-    assert "memory" in whole.remedy
-    assert isinstance(plan_file.unusable(folder, chain, "block-000", b"\0" * 100), CorruptError)
+def test_what_is_told_of_a_plan_that_tensorrt_does_not_take() -> None:
+    told = plan_file.described(plan())
+    assert told == "it was built by TensorRT 10.3.0.26; this machine has TensorRT 10.3.0 on Orin (nvgpu), SM 8.7"
+    assert plan_file.described(bytes(100)) == "it is nothing but zeros, as a drive leaves that lost its power"
 
 
 def test_a_drive_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

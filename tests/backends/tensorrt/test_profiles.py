@@ -16,10 +16,10 @@ from tests import real_models
 from tests.chains import layers, model
 from tests.graph.execution import cut, from_proto, run
 from trt_layering import child
-from trt_layering.assembly import as_value
 from trt_layering.backends.tensorrt import profiles
 from trt_layering.backends.tensorrt.prepare import prepare
 from trt_layering.backends.tensorrt.profiles import arrays_file, ranges
+from trt_layering.backends.values import as_value
 from trt_layering.errors import BuildError, InputError
 from trt_layering.graph.cuts import find_cuts
 from trt_layering.graph.model import infer_shapes, normalise, open_model
@@ -40,7 +40,7 @@ def found(
     infer_shapes(source)
     legal = [seam.position for seam in find_cuts(source.graph)]
     blocks = cut(source, legal if positions is None else positions)
-    return ranges(blocks, tuple(map(as_value, source.graph.inputs)), shapes, work, lambda *_: None)
+    return ranges(blocks, tuple(map(as_value, source.graph.inputs)), shapes, work, lambda *_: None).ranges
 
 
 def test_ranges_follow_from_those_of_the_inputs(tmp_path: Path) -> None:
@@ -64,6 +64,31 @@ def test_ranges_follow_from_those_of_the_inputs(tmp_path: Path) -> None:
     }
     alike = found(proto, {"x": ShapeRange(span.opt, span.opt, span.opt)}, tmp_path)
     assert alike["y"] == Range(min=(2, 5, 10, 5), opt=(2, 5, 10, 5), max=(2, 5, 10, 5))
+
+
+def test_sizes_have_one_name_if_they_are_always_the_same(tmp_path: Path) -> None:
+    """Though batch, height and width have the same range, and one input gives no names."""
+    source = from_proto(
+        model(
+            [
+                node("Concat", ["x", "z"], ["c"], axis=1),
+                node("Transpose", ["c"], ["t"], perm=[0, 1, 3, 2]),
+                node("MatMul", ["c", "t"], ["y"]),
+            ],
+            [info("x", FLOAT, ["n", 3, "h", "w"]), info("z", FLOAT, ["n", 1, "h", "w"])],
+            [info("y", FLOAT, None)],
+        )
+    )
+    normalise(source)
+    infer_shapes(source)
+    span = ShapeRange((1, 3, 1, 1), (2, 3, 2, 2), (4, 3, 4, 4))
+    other = ShapeRange(*((shape[0], 1, *shape[2:]) for shape in (span.min, span.opt, span.max)))
+    blocks = cut(source, [1, 2])
+    known = tuple(map(as_value, source.graph.inputs))
+    dims = ranges(blocks, known, {"x": span, "z": other}, tmp_path, lambda *_: None).dims
+    n, _, h, w = dims["x"]
+    assert len({n, h, w}) == 3
+    assert dims == {"x": (n, 3, h, w), "z": (n, 1, h, w), "c": (n, 4, h, w), "t": (n, 4, w, h), "y": (n, 4, h, h)}
 
 
 def test_a_size_that_shrinks_as_another_grows(tmp_path: Path) -> None:
@@ -157,7 +182,7 @@ def test_real_models(name: str, real_model: Callable[[str], Path], tmp_path: Pat
     spans = {key: ShapeRange(shape, shape, (shape[0] * 2, *shape[1:])) for key, shape in opt.items()}
     if name == "common":
         spans = {key: ShapeRange(shape, shape, (*shape[:-1], shape[-1] * 2)) for key, shape in opt.items()}
-    got = ranges(blocks, known, spans, tmp_path, lambda *_: None)
+    got = ranges(blocks, known, spans, tmp_path, lambda *_: None).ranges
     assert {value.name for block in blocks for value in (*block.graph.inputs, *block.graph.outputs)} == set(got)
     assert all(
         np.all(np.array(span.min) <= span.opt) and np.all(np.array(span.opt) <= span.max) for span in got.values()

@@ -9,7 +9,7 @@ layouts with reordered weights. Blocks are cut inside the prepared graph, so sea
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from trt_layering.backends.base import CutBlock, Draft, Places, Progress
 from trt_layering.backends.onnxruntime import machine
 from trt_layering.backends.onnxruntime.session import inline
 from trt_layering.backends.onnxruntime.windows import prepared_windows
+from trt_layering.graph.cuts import Cut
 from trt_layering.graph.dtypes import word
 from trt_layering.graph.tables import rows_input
 from trt_layering.shapes import ShapeRange
@@ -59,6 +60,10 @@ class OnnxRuntimeBuilder:
                 log.warning("%s stays in memory: weights of %s cannot be streamed", name, word(tensor.dtype))
         return sizes
 
+    def legal(self, graph: ir.Graph, cuts: Iterable[Cut]) -> list[Cut]:
+        """All of them."""
+        return list(cuts)
+
     def drafts(self, cuts: Sequence[CutBlock], ranges: Mapping[str, ShapeRange], progress: Progress) -> list[Draft]:
         """Each block as an ONNX file of its own."""
         return [self.draft(cut) for cut in cuts]
@@ -78,6 +83,12 @@ class OnnxRuntimeBuilder:
 
     def tensorrt(self) -> None:
         """There is none here."""
+
+    def published(self) -> None:
+        """Nothing is kept."""
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 def _numpy_can_alias(dtype: ir.DataType) -> bool:

@@ -21,20 +21,22 @@ from typing import Literal, get_args
 import numpy as np
 import onnx_ir as ir
 
-from trt_layering.assembly import as_value
 from trt_layering.backends.base import BlockTooLarge, CutBlock, Draft, Places, Progress
 from trt_layering.backends.tensorrt import present, profiles, trials
-from trt_layering.backends.tensorrt.candidates import Attempt, Binding, Choice, choose
+from trt_layering.backends.tensorrt.candidates import Attempt, Choice, choose
 from trt_layering.backends.tensorrt.plan_file import PLAN
 from trt_layering.backends.tensorrt.plans import Plan, PlanBuilder, PlanRequest
 from trt_layering.backends.tensorrt.prepare import prepare
 from trt_layering.backends.tensorrt.streamable import streamable
 from trt_layering.backends.tensorrt.trials import Case
+from trt_layering.backends.values import as_value
 from trt_layering.errors import BuildError, LayeringError
-from trt_layering.graph.canonical import Canonical, as_inputs, canonical, fixed, save_with_weights
+from trt_layering.graph.canonical import Canonical, as_inputs, canonical, save_with_weights, shaped
+from trt_layering.graph.shape_tensors import uncrossed
 from trt_layering.graph.tables import rows_input
+from trt_layering.runtime.meter import available_bytes
 from trt_layering.shapes import ShapeRange
-from trt_layering.store.manifest import Candidate, Placement, Range, TensorRt, Value
+from trt_layering.store.manifest import Binding, Placement, Range, TensorRt, Value
 
 log = logging.getLogger("trt_layering")
 
@@ -43,6 +45,8 @@ BLOCK_TOLERANCE = 1e-3
 HALF_TOLERANCE = 2e-2
 """The same where it computes in 16 bits."""
 _HEADER = 64
+_LEAST_MOST = 256 << 20
+"""What a plan's workspace may at least be, however little memory preparing may take."""
 _DEFAULT: Placement = "staged"
 
 
@@ -82,16 +86,18 @@ class TensorRtBuilder:
     version = staticmethod(present.version)
     fingerprint = staticmethod(present.fingerprint)
     streamed = staticmethod(streamable)
+    legal = staticmethod(uncrossed)
 
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
         self._inputs: tuple[Value, ...] = ()
-        self._work = Path()
+        self._work, self._memory = Path(), 0
+        self._plans: PlanBuilder | None = None
         self._how: TensorRt | None = None
 
     def prepare(self, model: ir.Model, work: Path, memory: int, progress: Progress) -> list[ir.Model]:
         """Windows of plain ONNX operators; see `prepare.prepare`."""
-        self._inputs, self._work = tuple(map(as_value, model.graph.inputs)), work
+        self._inputs, self._work, self._memory = tuple(map(as_value, model.graph.inputs)), work, memory
         return prepare(model, work, memory, progress)
 
     def drafts(self, cuts: Sequence[CutBlock], ranges: Mapping[str, ShapeRange], progress: Progress) -> list[Draft]:
@@ -101,22 +107,35 @@ class TensorRtBuilder:
         blocks = self._shaped(cuts, found)
         wanted = self._wanted.binding
         bindings: Sequence[Binding] = get_args(Binding) if wanted == "auto" else (wanted,)
-        plans = PlanBuilder(self._wanted.home, self.version(), self.fingerprint())
-        try:
-            tries = {binding: _tried(blocks, binding, plans, progress) for binding in bindings}
-            choice = self._chosen(blocks, tries, progress)
-            self._how = self._described(choice, tries[choice.binding], found)
-            return [
-                _draft(block, choice.binding, plan)
-                for block, plan in zip(blocks, tries[choice.binding].plans, strict=True)
-            ]
-        finally:
-            plans.close()
+        plans = self._plans = self._plans or self._plan_builder()
+        tries = {binding: _tried(blocks, binding, plans, progress) for binding in bindings}
+        choice = self._chosen(blocks, tries, progress)
+        chosen = tries[choice.binding]
+        self._how = self._described(choice, chosen, found.ranges)
+        return [_draft(block, choice.binding, plan) for block, plan in zip(blocks, chosen.plans, strict=True)]
 
-    def _shaped(self, cuts: Sequence[CutBlock], ranges: Mapping[str, Range]) -> list[_Shaped]:
-        spans = {name: ShapeRange(span.min, span.opt, span.max) for name, span in ranges.items()}
-        forms = [fixed(canonical(cut.graph, cut.weights), spans) for cut in cuts]
-        keys = [form.key(spans) for form in forms]
+    def _plan_builder(self) -> PlanBuilder:
+        """Plans, kept beside the chains. A GPU with memory of its own builds in that."""
+        fingerprint = self.fingerprint()
+        available = available_bytes if fingerprint["memory"] == "integrated" else trials.free_bytes
+        return PlanBuilder(
+            self._wanted.home, self.version(), fingerprint, available=available, most=max(self._memory, _LEAST_MOST)
+        )
+
+    def published(self) -> None:
+        """The chain has its own copies of the plans."""
+        if self._plans is not None:
+            self._plans.prune()
+
+    def close(self) -> None:
+        """Plans that were finished stay, for the next try."""
+        if self._plans is not None:
+            self._plans.close()
+            self._plans = None
+
+    def _shaped(self, cuts: Sequence[CutBlock], found: profiles.Found) -> list[_Shaped]:
+        forms = [shaped(canonical(cut.graph, cut.weights), found.dims) for cut in cuts]
+        keys = [form.key(found.ranges) for form in forms]
         count, blocks = Counter(keys), []
         for index, (cut, form, key) in enumerate(zip(cuts, forms, keys, strict=True)):
             name = f"block-{index:03d}"
@@ -124,7 +143,7 @@ class TensorRtBuilder:
             if not with_inputs.exists():
                 ir.save(as_inputs(form), with_inputs)
             save_with_weights(form, with_weights)
-            profile = {f"i{number}": ranges[value] for number, value in enumerate(form.inputs)}
+            profile = {f"i{number}": found.ranges[value] for number, value in enumerate(form.inputs)}
             blocks.append(
                 _Shaped(name, index, cut, form, key, profile, with_inputs, with_weights, shared=count[key] > 1)
             )
@@ -160,9 +179,7 @@ class TensorRtBuilder:
             placement=placement,
             scratch=max((plan.scratch_bytes for plan in tried.plans), default=0),
             ranges=dict(ranges),
-            candidates=tuple(
-                Candidate(binding=one.binding, seconds=one.seconds or 0.0, words=one.words) for one in choice.candidates
-            ),
+            candidates=choice.candidates,
         )
 
     def draft(self, cut: CutBlock) -> Draft:

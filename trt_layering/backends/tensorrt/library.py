@@ -13,6 +13,7 @@ from pathlib import Path
 
 import tensorrt as trt
 
+from trt_layering.backends.tensorrt import plan_file
 from trt_layering.backends.tensorrt.cuda import Device, DeviceMemory
 from trt_layering.errors import BackendError, MemoryLimitError
 from trt_layering.store.manifest import open_plain
@@ -64,7 +65,8 @@ class Library:
         with self.device.current():
             engine: trt.ICudaEngine | None = self._runtime.deserialize_cuda_engine(plan)
         if engine is None:
-            raise self.refusal("TensorRT cannot use the plan", where, "build the chain again on this machine")
+            told = plan_file.described(bytes(plan[: plan_file.SAMPLE]))
+            raise self.refusal(f"TensorRT cannot use the plan ({told})", where, "build the chain again on this machine")
         return engine
 
     def context(self, engine: trt.ICudaEngine, where: str) -> trt.IExecutionContext:

@@ -157,13 +157,14 @@ def _different(backend: Backend) -> list[str]:
     return strange or (["machine"] if backend.fingerprint != ours else [])
 
 
-def unusable(folder: Path, chain: Chain, block: str, head: bytes) -> LayeringError:
-    """The error for a plan that passed `check` and that TensorRT did not take: `head` is its beginning."""
+def described(head: bytes) -> str:
+    """What shows of a plan that TensorRT did not take, for its error: what was done to it, or what it was built by and
+    what this machine has. `head` is its beginning."""
     fault = damage(head)
-    told = fault or f"its header says TensorRT {Header((head[24], head[25], head[26], head[27])).words}"
-    what = f"TensorRT does not take the plan of block {block!r} ({told}); {_both(chain.backend)}"
-    remedy = f"see what TensorRT logged: free some memory if it ran out of it; else {rebuild_remedy(folder)}"
-    return (CorruptError if fault else ForeignError)(what, where=str(folder), remedy=remedy)
+    if fault is not None:
+        return fault
+    version = Header((head[24], head[25], head[26], head[27])).words
+    return f"it was built by TensorRT {version}; this machine has {present.here()}"
 
 
 @dataclass(frozen=True)

@@ -152,6 +152,7 @@ def _examined() -> _Found:
         gpu = driver.ask()
         pycuda()
         text = tensorrt()
+        numpy_fits(text)
     except BackendError as error:
         return _Found(error=error)
     return _Found(gpu, text)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 
@@ -24,6 +25,17 @@ from trt_layering.store.manifest import Range, Shape, Value
 
 _SEEDS = (0, 1)
 _LABELS = ("min", "opt", "max")
+_MOST_ALONE = 4
+"""How many of the sizes that vary are taken one by one, each a pass over the model."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The range of each value's shape by name, and the shape itself: numbers where it never varies, and names for the
+    others, such that sizes have one name if they were the same in every pass."""
+
+    ranges: dict[str, Range]
+    dims: dict[str, tuple[int | str, ...]]
 
 
 @dataclass(frozen=True)
@@ -43,14 +55,14 @@ def ranges(
     shapes: Mapping[str, ShapeRange],
     work: Path,
     tell: Progress,
-) -> dict[str, Range]:
-    """The range of every input of the model, which are `known`, and of all that its consecutive `blocks` make, by name.
+) -> Found:
+    """The shapes of every input of the model, which are `known`, and of all that its consecutive `blocks` make.
 
-    The blocks are executed with seeded inputs at the least, the usual and the largest of `shapes`, one block at a time,
-    whose weights alone are in memory, and that twice, with other values. What each block took and made at the usual
-    shapes is left in `arrays_file(work, index)`. Raises BuildError where the same shapes gave others the second time,
-    where a block takes a shape from another, or where the model does not take the shapes; InputError where these do not
-    fit its inputs.
+    The blocks are executed with seeded inputs at the least, the usual and the largest of `shapes`, twice, with other
+    values, and with each size that varies at its largest while the others are at their least. One block is executed
+    after the other; its weights alone are in memory. What each block took and made at the usual shapes is left in
+    `arrays_file(work, index)`. Raises BuildError where the same shapes gave others the second time, where a block takes
+    a shape from another, or where the model does not take the shapes; InputError where these do not fit its inputs.
     """
     runs = _runs(known, shapes)
     last = {value.name: index for index, block in enumerate(blocks) for value in block.graph.inputs}
@@ -63,7 +75,11 @@ def ranges(
                 del run.live[name]
         return_memory()
     tell("shapes", len(blocks), len(blocks))
-    return {name: _range(name, runs) for name in runs[0].shapes}
+    names: dict[tuple[int, ...], str] = {}
+    return Found(
+        {name: _range(name, runs) for name in runs[0].shapes},
+        {name: _dims([run.shapes[name] for run in runs], names) for name in runs[0].shapes},
+    )
 
 
 def arrays_file(work: Path, index: int) -> Path:
@@ -72,15 +88,41 @@ def arrays_file(work: Path, index: int) -> Path:
 
 
 def _runs(known: Sequence[Value], shapes: Mapping[str, ShapeRange]) -> list[_Run]:
-    """Two for each of the three sets of shapes, but for those that equal the usual ones."""
-    sets = {label: {name: getattr(span, label) for name, span in shapes.items()} for label in _LABELS}
-    labels = [label for label in _LABELS if label == "opt" or sets[label] != sets["opt"]]
-    runs = []
-    for label in labels:
-        for seed in _SEEDS:
-            feeds = inputs.seeded(known, sets[label], seed)
-            runs.append(_Run(label, seed, feeds, {name: array.shape for name, array in feeds.items()}))
-    return runs
+    """Two for each of the three sets of shapes, but for those that equal the usual ones, and one for each size that
+    varies, if there are several."""
+    sets = {
+        "min": {name: span.min for name, span in shapes.items()},
+        "opt": {name: span.opt for name, span in shapes.items()},
+        "max": {name: span.max for name, span in shapes.items()},
+    }
+    tries = [(label, seed) for label in _LABELS if label == "opt" or sets[label] != sets["opt"] for seed in _SEEDS]
+    sizes = _varying(known, shapes)
+    for number, size in enumerate(sizes[:_MOST_ALONE] if len(sizes) > 1 else []):
+        label = f"mixed-{number}"
+        sets[label] = {
+            name: tuple(
+                high if (name, axis) in size else low
+                for axis, (low, high) in enumerate(zip(span.min, span.max, strict=True))
+            )
+            for name, span in shapes.items()
+        }
+        tries.append((label, _SEEDS[0]))
+    feeds = [inputs.seeded(known, sets[label], seed) for label, seed in tries]
+    return [
+        _Run(label, seed, fed, {name: array.shape for name, array in fed.items()})
+        for (label, seed), fed in zip(tries, feeds, strict=True)
+    ]
+
+
+def _varying(known: Sequence[Value], shapes: Mapping[str, ShapeRange]) -> list[list[tuple[str, int]]]:
+    """The sizes that vary, each as the inputs and axes that have it."""
+    sizes: dict[Any, list[tuple[str, int]]] = {}
+    for value in known:
+        span = shapes.get(value.name)
+        for axis, dim in enumerate(value.shape or () if span is not None else ()):
+            if span is not None and span.min[axis] != span.max[axis]:
+                sizes.setdefault(dim if isinstance(dim, str) else (value.name, axis), []).append((value.name, axis))
+    return list(sizes.values())
 
 
 def _check_no_shapes(graph: ir.Graph, index: int) -> None:
@@ -131,7 +173,13 @@ def _range(name: str, runs: Sequence[_Run]) -> Range:
                 where=repr(name),
                 remedy="use --backend onnxruntime; TensorRT engines of blocks need sizes that follow from shapes",
             )
-    usual = found["opt"]
-    others = [found.get(label, usual) for label in _LABELS]
-    least, most = (tuple(map(pick, *others)) for pick in (min, max))
-    return Range(min=least, opt=usual, max=most)
+    least, most = (tuple(map(pick, zip(*found.values(), strict=True))) for pick in (min, max))
+    return Range(min=least, opt=found["opt"], max=most)
+
+
+def _dims(found: Sequence[Shape], names: dict[tuple[int, ...], str]) -> tuple[int | str, ...]:
+    """One value's shape, of those that it had in each pass; `names` are those that sizes have got so far."""
+    return tuple(
+        sizes[0] if len(set(sizes)) == 1 else names.setdefault(sizes, f"s{len(names)}")
+        for sizes in zip(*found, strict=True)
+    )

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trt_layering import child
-from trt_layering.backends.tensorrt.candidates import Binding, Measured
+from trt_layering.backends.tensorrt.candidates import Measured
 from trt_layering.compare import difference
-from trt_layering.store.manifest import Block, Placement, Value
+from trt_layering.store.manifest import Binding, Block, Placement, Value
 
 if TYPE_CHECKING:
     from trt_layering.backends.tensorrt.library import Library
@@ -56,6 +56,25 @@ def placement() -> tuple[Placement, str]:
     """Where the arena serves best on this device, and in words what was measured."""
     found, words = child.call(_place, {})
     return found, words
+
+
+def free_bytes() -> int:
+    """What the GPU has to give."""
+    found: int = child.call(_free, {})
+    return found
+
+
+def _free(_task: Mapping[str, Any]) -> int:
+    """In the child."""
+    from trt_layering.backends.tensorrt import present
+    from trt_layering.backends.tensorrt.cuda import Device
+
+    present.require()
+    device = Device()
+    try:
+        return device.memory_info()[0]
+    finally:
+        device.close()
 
 
 def _place(_task: Mapping[str, Any]) -> tuple[str, str]:
