@@ -84,7 +84,7 @@ class TensorRt:
         if self._how.binding == "swap":
             return SwapEngine(self._library, self._slots, block, next(iter(weights.values())), buffers)
         plan = self._plan(folder, block)
-        if self._how.binding == "inputs":
+        if self._how.binding == "inputs" or not block.weights:
             return InputsEngine(self._library, plan.shared(), block, weights, buffers)
         engine = RefitEngine(self._library, self._slots, block, plan, weights, buffers)
         self._waiting.append(engine)
@@ -108,7 +108,7 @@ class TensorRt:
                 engine = self._library.engine(self._whole(block, read), block.name)
                 return KeptEngine(Instance(self._library, block.name, engine), block, buffers)
             plan = self._plan(folder, block)
-            if self._how.binding == "inputs":
+            if self._how.binding == "inputs" or not block.weights:
                 weights = self._loaded(block, self._kept, read, staging)
                 return InputsEngine(self._library, plan.shared(), block, weights, buffers)
             return KeptEngine(self._refitted(block, plan, read, staging), block, buffers)
