@@ -218,5 +218,3 @@ def spans(proto: onnx.ModelProto, low: int = 1, usual: int = 2, high: int = 5) -
             shapes = [[n if dim.dim_param else dim.dim_value for dim in dims] for n in (low, usual, high)]
             found[value.name] = dict(zip(("min", "opt", "max"), shapes, strict=True))
     return found
-
-

@@ -123,8 +123,8 @@ class TensorRt:
         if weights:
             instance.refit(block, weights)
             self._device.copy.synchronize()
-        for memory in extents.values():
-            memory.free()
+        for passing in extents.values():
+            passing.free()
         return instance
 
     def _whole(self, block: Block, read: Read) -> memoryview:
