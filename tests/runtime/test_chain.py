@@ -63,8 +63,8 @@ BLOCK_SIZES = dict.fromkeys(real_models.REAL_MODELS, "2MiB") | {"common": "4MiB"
 STATS = {
     "requests", "sweeps", "bytes_read", "stall_seconds", "execute_seconds", "read_seconds", "read_rate", "slow_reads",
     "arena_bytes", "resident_bytes", "activation_bytes",
-    "scratch_bytes", "engine_bytes", "device_bytes", "budget_bytes", "floor_bytes", "blocks", "mode", "predicted_seconds",
-    "fallbacks",
+    "scratch_bytes", "engine_bytes", "device_bytes", "budget_bytes", "floor_bytes", "blocks", "mode",
+    "predicted_seconds", "fallbacks",
 }  # fmt: skip
 
 
