@@ -22,6 +22,9 @@ from trt_layering.store.manifest import (
     Block,
     Chain,
     Extent,
+    Halved,
+    KeptNode,
+    Narrowed,
     Tensor,
     Value,
     file_digest,
@@ -126,6 +129,21 @@ def test_a_block_with_rows_gathers_from_one_table(tmp_path: Path, change: dict[s
         return
     with pytest.raises(BuildError, match="cannot gather rows"):
         write_manifest(tmp_path, chain)
+
+
+@pytest.mark.parametrize("field", ["narrowed", "halved"])
+def test_what_16_bits_cost_is_told_of_blocks_that_are_there(tmp_path: Path, field: str) -> None:
+    halved = Halved(
+        block="b", max_rel_diff=1e-3, halved=1, kept=(KeptNode(name="n", op_type="Exp", reason="compared"),)
+    )
+    told = {"narrowed": Narrowed(block="b", max_rel_diff=1e-3, kept=("w",)), "halved": halved}[field]
+    block = Block(name="b", file="b.onnx", digest="0" * 32, extents=(), inputs=(X,), outputs=(H,))
+    chain = chain_of((), (block,), inputs=(X,), outputs=(H,), **{field: (told,)})
+    write_manifest(tmp_path, chain)
+    assert read_manifest(tmp_path) == chain
+    stranger = msgspec.structs.replace(chain, **{field: (msgspec.structs.replace(told, block="c"),)})
+    with pytest.raises(BuildError, match="'c', which is no block"):
+        write_manifest(tmp_path, stranger)
 
 
 def test_a_failed_write_keeps_the_manifest_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
