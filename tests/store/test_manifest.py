@@ -19,6 +19,7 @@ from trt_layering.store.manifest import (
     DTYPE_BITS,
     MANIFEST_FILE,
     PAGE,
+    Backend,
     Block,
     Chain,
     Extent,
@@ -26,6 +27,7 @@ from trt_layering.store.manifest import (
     KeptNode,
     Narrowed,
     Tensor,
+    TensorRt,
     Value,
     file_digest,
     finished_chains,
@@ -144,6 +146,37 @@ def test_what_16_bits_cost_is_told_of_blocks_that_are_there(tmp_path: Path, fiel
     stranger = msgspec.structs.replace(chain, **{field: (msgspec.structs.replace(told, block="c"),)})
     with pytest.raises(BuildError, match="'c', which is no block"):
         write_manifest(tmp_path, stranger)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, None),
+        ({"backend": "onnxruntime"}, "not both"),
+        ({"tensorrt": None}, "not both"),
+        ({"weights": ("other",)}, "has no weight 'other'"),
+        ({"binding": "swap"}, "has no plan of its own"),
+        ({"binding": "swap", "tensor": "plan-000"}, None),
+    ],
+)
+def test_a_tensorrt_chain_has_what_its_engines_ask_for(
+    tmp_path: Path, change: dict[str, Any], words: str | None
+) -> None:
+    asked = {"backend": "tensorrt", "weights": (), "binding": "inputs", "tensor": "w"} | change
+    tensor = Tensor(name=asked["tensor"], dtype="uint8", shape=(8,), offset=0, nbytes=8)
+    extent = Extent(offset=0, length=PAGE, checksum="0" * 16, tensors=(tensor,))
+    block = Block(
+        name="b", file="b.plan", digest="0" * 32, extents=(0,), inputs=(X,), outputs=(H,), weights=asked["weights"]
+    )
+    how = asked.get("tensorrt", TensorRt(binding=asked["binding"], placement="staged"))
+    backend = Backend(name=asked["backend"], version="10.3", fingerprint={})
+    chain = chain_of((extent,), (block,), inputs=(X,), outputs=(H,), backend=backend, tensorrt=how)
+    if words is None:
+        write_manifest(tmp_path, chain)
+        assert read_manifest(tmp_path) == chain
+        return
+    with pytest.raises(BuildError, match=words):
+        write_manifest(tmp_path, chain)
 
 
 def test_a_failed_write_keeps_the_manifest_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -479,9 +479,9 @@ def _tensorrt_faults(chain: Chain) -> Iterator[str]:
         missing = set(block.weights) - {tensor.name for tensor in tensors}
         if missing:
             yield f"block {block.name!r} has no weight {min(missing)!r}"
-        if chain.tensorrt is not None and chain.tensorrt.binding == "swap":
-            if len(block.extents) != 1 or len(tensors) != 1 or not _is_plan(tensors[0]):
-                yield f"block {block.name!r} has no plan of its own"
+        swapped = chain.tensorrt is not None and chain.tensorrt.binding == "swap"
+        if swapped and not (len(block.extents) == len(tensors) == 1 and _is_plan(tensors[0])):
+            yield f"block {block.name!r} has no plan of its own"
 
 
 def _is_plan(tensor: Tensor) -> bool:
