@@ -26,7 +26,6 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,11 +33,12 @@ from trt_parser_environment import WHEELS, Unchecked, prepared
 from trt_parser_positions import positions
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
-
+    from trt_layering.backends.base import CutBlock
+    from trt_layering.backends.tensorrt.profiles import Found
     from trt_layering.shapes import ShapeRange
 
 PATIENCE = 300.0
+MEMORY = 1 << 30  # as a build has by default
 Profile = dict[str, list[list[int]]]
 
 
@@ -161,15 +161,13 @@ def _blocks(path: Path, options: argparse.Namespace, folder: Path) -> Iterator[C
     """Both forms of each different block of the model at `path`, written to `folder`."""
     import onnx_ir as ir
 
-    from trt_layering.backends.tensorrt.profiles import ranges
     from trt_layering.graph.canonical import as_inputs, canonical, save_with_weights, shaped
 
     folder.mkdir()
-    known, blocks, streamed = _prepared(path, options, folder)
-    found = ranges(blocks, known, _shape_ranges(options), folder, _silent)
+    blocks, found = _prepared(path, options, folder)
     seen: set[str] = set()
     for index, block in enumerate(blocks):
-        form = shaped(canonical(block, streamed), found.dims)
+        form = shaped(canonical(block.graph, block.weights), found.dims)
         if (key := form.key(found.ranges)) in seen:
             continue
         seen.add(key)
@@ -194,17 +192,14 @@ def _ends(span: Any) -> tuple[tuple[int, ...], ...]:
     return span.min, span.opt, span.max
 
 
-def _prepared(path: Path, options: argparse.Namespace, folder: Path) -> tuple[Any, list[ir.Model], set[str]]:
-    """Descriptions of the model's inputs, its blocks, and the names of the weights that are streamed."""
-    from trt_layering.assembly import as_value
-    from trt_layering.backends.tensorrt.prepare import prepare
-    from trt_layering.backends.tensorrt.streamable import streamable
-    from trt_layering.building import _block_size, _divide
-    from trt_layering.graph.blocks import Cutter
-    from trt_layering.graph.cuts import choose_cuts, find_cuts
+def _prepared(path: Path, options: argparse.Namespace, folder: Path) -> tuple[list[CutBlock], Found]:
+    """The model's blocks as a build makes them, and the shapes of what they take and make."""
+    from trt_layering.assembly import Cutting, cut_windows
+    from trt_layering.backends.tensorrt.builder import TensorRtBuilder, Wanted
+    from trt_layering.backends.tensorrt.profiles import ranges
+    from trt_layering.backends.values import as_value
+    from trt_layering.building import _block_size, _dims, _divide, _trials
     from trt_layering.graph.model import infer_shapes, normalise, open_model
-    from trt_layering.graph.shape_tensors import uncrossed
-    from trt_layering.graph.tables import bring_forward, seams
     from trt_layering.units import parse_size
 
     source = open_model(path)
@@ -212,20 +207,13 @@ def _prepared(path: Path, options: argparse.Namespace, folder: Path) -> tuple[An
     infer_shapes(source)
     auto = options.block_size == "auto"
     size = _block_size(source.graph, "fp32") if auto else parse_size(options.block_size, what="--block-size")
-    known = tuple(map(as_value, source.graph.inputs))
+    known, shapes = tuple(map(as_value, source.graph.inputs)), _shape_ranges(options)
+    dims = _dims(source.graph, _trials(known, shapes)[0])
     _divide(source, size)
-    blocks: list[ir.Model] = []
-    streamed: set[str] = set()
-    for window in prepare(source, folder, 1 << 30, _silent):
-        bring_forward(window.graph)
-        sizes = streamable(window.graph)
-        cuts = uncrossed(window.graph, find_cuts(window.graph))
-        required = seams(window.graph, (cut.position for cut in cuts))
-        positions = choose_cuts(window.graph, cuts, size, sizes, required)
-        cutter = Cutter(window)
-        blocks += [cutter.extract(*ends) for ends in pairwise([0, *positions, len(window.graph)])]
-        streamed |= sizes.keys()
-    return known, blocks, streamed
+    builder = TensorRtBuilder(Wanted("inputs", "staged", folder))
+    windows = builder.prepare(source, folder, MEMORY, _silent)
+    blocks = list(cut_windows(builder, windows, Cutting(size, dims)))
+    return blocks, ranges([block.graph for block in blocks], known, shapes, folder, _silent)
 
 
 def _shape_ranges(options: argparse.Namespace) -> Mapping[str, ShapeRange]:

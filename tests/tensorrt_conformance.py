@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib import util
 from pathlib import Path
 from types import ModuleType
@@ -35,9 +36,18 @@ disable_error_code = override, overload-cannot-match
 _LINE = re.compile(r"(?P<file>.+?):(?P<line>\d+):(?P<column>\d+):(?P<end>\d+):(?P<to>\d+): error: (?P<text>.*)")
 _UNREACHED = "[unreachable]"
 _ANY = "Expression has type "
-_CONTAINS_ANY = "Expression type contains "
 
 Span = tuple[int, int, int, int]  # first line, first column, last line, last column, columns from one
+
+
+@dataclass(frozen=True)
+class Error:
+    file: Path
+    span: Span
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file.name}:{self.span[0]}: {self.text}"
 
 
 def constants(release: str) -> dict[str, bool]:
@@ -52,7 +62,7 @@ def constants(release: str) -> dict[str, bool]:
     return {name: value for name, value in vars(module).items() if isinstance(value, bool)}
 
 
-def _configuration(files: Sequence[Path], base: Path, version: str, cache: Path) -> str:
+def _configuration(files: Sequence[Path], base: Path, version: str, cache: Path, option: str) -> str:
     found = constants(tensorrt_tables.load(version).release)
     true, false = (", ".join(name for name, value in found.items() if value is which) for which in (True, False))
     path = [cache / "tensorrt" / version, DESCRIBED, base, ROOT]
@@ -68,8 +78,7 @@ mypy_path = {os.pathsep.join(map(str, dict.fromkeys(path)))}
 {_SECTIONS}[mypy-{modules}]
 always_true = {true}
 always_false = {false}
-disallow_any_expr = True
-warn_unreachable = True
+{option} = True
 """
 
 
@@ -103,32 +112,10 @@ def _asked(file: Path) -> dict[Span, str]:
     return asked
 
 
-def _findings(output: str, files: Sequence[Path], base: Path) -> Iterator[str]:
-    asked = {file.resolve(): _asked(file) for file in files}
-    for line in output.splitlines():
-        found = _LINE.match(line)
-        if found is None:
-            if ": note: " not in line:
-                yield line
-            continue
-        file = (base / found["file"]).resolve()
-        span = (int(found["line"]), int(found["column"]), int(found["end"]), int(found["to"]))
-        text = found["text"]
-        if text.startswith((_ANY, _CONTAINS_ANY)):
-            if not text.startswith(_ANY) or span not in asked.get(file, {}):
-                continue
-            text = f"{asked[file][span]} is asked of a value of unknown type: annotate the value with its class"
-        yield f"{file.name}:{span[0]}: {text}"
-
-
-def check(files: Sequence[Path], base: Path, version: str, cache: Path) -> list[str]:
-    """What in `files`, imported from the folder `base`, does not hold with this version; `cache` is kept between calls.
-
-    The first check with a `cache` takes many times as long as those after it.
-    """
-    tensorrt_stubs.write(tensorrt_tables.load(version), cache / "tensorrt" / version)
-    configuration = cache / f"{version}.ini"
-    configuration.write_text(_configuration(files, base, version, cache), encoding="utf-8")
+def _errors(files: Sequence[Path], base: Path, version: str, cache: Path, option: str) -> Iterator[Error]:
+    """What mypy tells of `files` with the option."""
+    configuration = cache / f"{version}-{option}.ini"
+    configuration.write_text(_configuration(files, base, version, cache, option), encoding="utf-8")
     command = [
         sys.executable,
         "-m",
@@ -141,7 +128,30 @@ def check(files: Sequence[Path], base: Path, version: str, cache: Path) -> list[
     done = subprocess.run(command, cwd=base, capture_output=True, text=True, timeout=_SECONDS, check=False)
     if done.returncode not in (0, 1) or done.stderr:
         raise AssertionError(f"mypy could not check: {done.stdout}{done.stderr}")
-    return list(_findings(done.stdout, files, base))
+    for line in done.stdout.splitlines():
+        found = _LINE.match(line)
+        if found is not None:
+            span = (int(found["line"]), int(found["column"]), int(found["end"]), int(found["to"]))
+            yield Error((base / found["file"]).resolve(), span, found["text"])
+        elif ": note: " not in line:
+            raise AssertionError(f"mypy could not check: {line}")
+
+
+def check(files: Sequence[Path], base: Path, version: str, cache: Path) -> list[str]:
+    """What in `files`, imported from the folder `base`, does not hold with this version; `cache` is kept between calls.
+
+    The first check with a `cache` takes many times as long as those after it. Of what is Any, mypy is asked on its own:
+    with that option it finds no overload for some calls that have one.
+    """
+    tensorrt_stubs.write(tensorrt_tables.load(version), cache / "tensorrt" / version)
+    asked = {file.resolve(): _asked(file) for file in files}
+    found = {str(error): None for error in _errors(files, base, version, cache, "warn_unreachable")}
+    for error in _errors(files, base, version, cache, "disallow_any_expr"):
+        what = asked.get(error.file, {}).get(error.span)
+        if what is not None and error.text.startswith(_ANY):
+            words = f"{what} is asked of a value of unknown type: annotate the value with its class"
+            found[str(Error(error.file, error.span, words))] = None
+    return list(found)
 
 
 def check_all(files: Sequence[Path], base: Path, cache: Path) -> list[str]:

@@ -14,6 +14,7 @@ _BY_STRING = {"getattr", "hasattr", "setattr", "delattr", "vars", "eval", "exec"
 _INSIDES = {"__dict__", "__getattribute__", "__getattr__"}
 _FLAGS = {"flags", "tempfile_control_flags", "quantization_flags", "allowed_formats"}
 _TAKE_FLAGS = {"create_network", "set_tactic_sources"}
+_TENSORRT = {"trt", "tensorrt"}
 _HUSHED = ("type: ignore", "mypy:")
 
 
@@ -65,6 +66,15 @@ def _tests_elsewhere(tree: ast.Module, constants: set[str]) -> Iterator[tuple[in
             yield node.lineno, "a version's constant is used in the test of an `if` only"
 
 
+def _of_import(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
+    if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+        yield "names are imported one by one"
+    elif isinstance(node, ast.ImportFrom) and node.module == "tensorrt":
+        yield "tensorrt is imported whole, as trt"
+    elif any(one.name == "tensorrt" and (one.asname or one.name) not in _TENSORRT for one in node.names):
+        yield "tensorrt is called trt"
+
+
 def _found(node: ast.AST, constants: set[str]) -> Iterator[str]:
     if isinstance(node, ast.Call):
         yield from _of_call(node)
@@ -74,10 +84,10 @@ def _found(node: ast.AST, constants: set[str]) -> Iterator[str]:
         yield from _of_condition(node, constants)
     elif isinstance(node, ast.Attribute) and node.attr in _INSIDES:
         yield f"{node.attr} shows members by their strings"
-    elif isinstance(node, ast.Attribute) and node.attr == "__version__":
+    elif isinstance(node, ast.Attribute) and node.attr == "__version__" and _name(node.value) in _TENSORRT:
         yield "the version is asked for in versions.py alone"
-    elif isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
-        yield "names are imported one by one"
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        yield from _of_import(node)
     elif isinstance(node, ast.Name | ast.Attribute) and _name(node) == "no_type_check":
         yield "types are checked everywhere"
 

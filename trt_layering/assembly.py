@@ -16,13 +16,13 @@ from pathlib import Path
 import onnx_ir as ir
 
 from trt_layering.backends.base import BlockTooLarge, Builder, CutBlock, Draft, Places, Progress
-from trt_layering.errors import BuildError
+from trt_layering.backends.values import as_value
 from trt_layering.graph.blocks import Cutter
 from trt_layering.graph.cuts import Cut, choose_cuts, find_cuts
 from trt_layering.graph.dtypes import word
 from trt_layering.graph.tables import bring_forward, find_tables, rows_input, seams
 from trt_layering.shapes import ShapeRange
-from trt_layering.store.manifest import Block, Part, Value
+from trt_layering.store.manifest import Block, Part
 from trt_layering.store.writer import StoreWriter
 
 log = logging.getLogger("trt_layering")
@@ -129,9 +129,9 @@ def _cut_once_more(seamed: Sequence[_Seamed], block: int) -> bool:
             continue
         start, stop = seams_here[block : block + 2]
         cuts = [cut for cut in window.cuts if start < cut.position < stop]
-        names = window.window.graph
-        size = sum(window.sizes.get(name, 0) for name in Cutter(window.window).extract(start, stop).graph.initializers)
-        inner = choose_cuts(names, cuts, max(size // 2, 1), window.sizes, ())
+        here = Cutter(window.window).extract(start, stop).graph.initializers
+        sizes = {name: size for name, size in window.sizes.items() if name in here}
+        inner = choose_cuts(window.window.graph, cuts, max(sum(sizes.values()) // 2, 1), sizes, ())
         window.levels[0][block + 1 : block + 1] = inner
         return bool(inner)
     return False
@@ -240,14 +240,3 @@ def _write_extent(
     extent = writer.extents[index]
     places.update({tensor.name: (extent.offset + tensor.offset, tensor.nbytes) for tensor in extent.tensors})
     return index
-
-
-def as_value(value: ir.Value) -> Value:
-    """The manifest's description of `value`. Raises BuildError if its type is unknown or not a tensor's."""
-    dtype = value.dtype
-    if value.name is None or dtype is None or not isinstance(value.type, ir.TensorType):
-        raise BuildError(
-            f"the type of {value.name!r} is not known or not a tensor's", remedy="give the model types, or simplify it"
-        )
-    dims = None if value.shape is None else tuple(d if isinstance(d, int) else d.value or None for d in value.shape)
-    return Value(name=value.name, dtype=word(dtype), shape=dims)

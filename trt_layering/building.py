@@ -18,9 +18,10 @@ import msgspec
 import onnx_ir as ir
 
 from trt_layering import backends, child, inputs
-from trt_layering.assembly import Cutting, as_value, assemble, cut_windows
+from trt_layering.assembly import Cutting, assemble, cut_windows
 from trt_layering.backends.base import Builder, Progress
 from trt_layering.backends.onnxruntime.reference import reference, suspect
+from trt_layering.backends.values import as_value
 from trt_layering.compare import TOLERANCE, difference
 from trt_layering.errors import BuildError, UsageError
 from trt_layering.graph.model import infer_shapes, normalise, open_model
@@ -178,10 +179,10 @@ def _check_suits(builder: Builder, order: _Order) -> None:
         raise UsageError(f"the backend {builder.name} computes in fp32", remedy=remedy)
     if builder.name == "tensorrt" and not order.optimise:
         raise UsageError("TensorRT always optimises", remedy="leave out --no-optimise, or use --backend onnxruntime")
-    if order.precision == "fp16" and order.weights != "fp32":
+    if builder.name == "tensorrt" and order.weights != "fp32":
         raise UsageError(
-            f"weights cannot be stored as {order.weights} where precision is fp16, which has them in 16 bits already",
-            remedy="leave out --weights, or --precision",
+            f"TensorRT chains have no weights stored as {order.weights} beside what computes in fp32",
+            remedy="use --precision fp16, which has weights in 16 bits too, or --backend onnxruntime",
         )
 
 

@@ -462,7 +462,7 @@ def _caller() -> str:
 
 
 _machine: Machine | None = None
-_machine_lock = threading.Lock()
+_machine_lock = threading.RLock()  # collecting garbage asks for the machine, too
 
 
 def machine() -> Machine:
@@ -477,6 +477,7 @@ def machine() -> Machine:
 def replace_machine() -> Machine:
     """A new machine, as the environment now describes it, in the place of the one there was."""
     global _machine
+    made = Machine()
     with _machine_lock:
-        _machine = Machine()
-        return _machine
+        _machine = made
+        return made

@@ -12,13 +12,18 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-PACKAGES = ("pycuda", "tensorrt", "emulated_device", "polygraphy")
+SHARED = ("pycuda", "emulated_device")
+VERSIONED = ("tensorrt", "polygraphy")
+OURS = "trt_layering.backends.tensorrt."
+
+_kept: dict[str, dict[str, ModuleType]] = {}
 
 
 @functools.cache
@@ -47,26 +52,59 @@ def environment(**switches: str) -> dict[str, str]:
 def installed(**switches: str) -> Iterator[Any]:
     """The emulation in this process and in children it starts; the value is the `Machine`.
 
-    On leaving, `sys.path`, the environment and `sys.modules` are as before. That nothing was misused is for the caller
-    to ask: `machine.assert_clean()`.
+    On leaving, `sys.path`, the environment and `sys.modules` are as before. Modules that were imported meanwhile are
+    kept for the next time, those that know TensorRT for each of its versions. That nothing was misused is for the
+    caller to ask: `machine.assert_clean()`.
     """
     before, path = dict(os.environ), list(sys.path)
     ctypes.CDLL(str(driver()))
-    hidden, wanted = _forget(), environment(**switches)
+    wanted, version = environment(**switches), switches.get("tensorrt", "")
+    outside = _take(lambda name: _package(name) in (*SHARED, *VERSIONED))
+    there = set(sys.modules)
     os.environ.clear()
     os.environ.update(wanted)
     sys.path.insert(0, str(HERE))
+    _put({**_kept.get("shared", {}), **_kept.get(version, {})})
     try:
         import emulated_device
 
         yield emulated_device.replace_machine()
     finally:
-        _forget()
-        sys.modules.update(hidden)
+        _kept["shared"] = _take(lambda name: _package(name) in SHARED)
+        _kept[version] = _take(
+            lambda name: _package(name) in VERSIONED or (name.startswith(OURS) and name not in there)
+        )
+        _put(outside)
         sys.path[:] = path
         os.environ.clear()
         os.environ.update(before)
         _unload(str(driver()))
+
+
+def _package(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _take(wanted: Callable[[str], bool]) -> dict[str, ModuleType]:
+    """Remove modules as if they had never been imported."""
+    present = sys.modules.get(f"{OURS}present")
+    if present is not None:
+        present.forget()
+    taken = {name: sys.modules.pop(name) for name in list(sys.modules) if wanted(name)}
+    for name in taken:
+        parent, _, last = name.rpartition(".")
+        if parent in sys.modules and parent not in taken:
+            vars(sys.modules[parent]).pop(last, None)
+    return taken
+
+
+def _put(modules: dict[str, ModuleType]) -> None:
+    """Bring them back."""
+    sys.modules.update(modules)
+    for name, module in modules.items():
+        parent, _, last = name.rpartition(".")
+        if parent in sys.modules and parent not in modules:
+            setattr(sys.modules[parent], last, module)
 
 
 def _unload(library: str) -> None:
@@ -76,11 +114,3 @@ def _unload(library: str) -> None:
             handle = ctypes.CDLL(library, mode=os.RTLD_NOLOAD | os.RTLD_NOW)._handle
             _ctypes.dlclose(handle)
             _ctypes.dlclose(handle)
-
-
-def _forget() -> dict[str, Any]:
-    present = sys.modules.get("trt_layering.backends.tensorrt.present")
-    if present is not None:
-        present.forget()
-    names = [name for name in sys.modules if name.split(".")[0] in PACKAGES]
-    return {name: sys.modules.pop(name) for name in names}

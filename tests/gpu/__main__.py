@@ -118,7 +118,7 @@ def _machine(gpu: driver.Gpu, pycuda_version: str, device: Device) -> dict[str, 
     import pycuda
 
     return {
-        "emulated": bool(getattr(pycuda, "EMULATED", False)),
+        "emulated": "EMULATED" in dir(pycuda),
         "machine": {
             "gpu": gpu.name, "sm": gpu.sm, "integrated": gpu.integrated, "multiprocessors": gpu.multiprocessors,
             "shares_managed_memory": gpu.managed, "memory_bytes": device.total_bytes,

@@ -20,9 +20,10 @@ from onnx import TensorProto, helper, numpy_helper
 from tests import real_models
 from tests.graph import strategies
 from tests.graph.execution import Array, cut, from_proto
-from trt_layering.assembly import cut_windows
+from trt_layering.assembly import Cutting, cut_windows
+from trt_layering.backends.base import CutBlock
 from trt_layering.backends.onnxruntime.runtime import PROVIDERS, uncut_options
-from trt_layering.backends.tensorrt.prepare import prepare
+from trt_layering.backends.tensorrt.builder import TensorRtBuilder, Wanted
 from trt_layering.backends.tensorrt.streamable import streamable
 from trt_layering.graph.canonical import Canonical, as_inputs, canonical, save_with_weights, shaped
 from trt_layering.graph.cuts import find_cuts
@@ -43,6 +44,12 @@ def normal(proto: onnx.ModelProto) -> ir.Model:
 
 def form(block: ir.Model) -> Canonical:
     return canonical(block, streamable(block.graph))
+
+
+def blocks_of(source: ir.Model, work: Path, size: int) -> list[CutBlock]:
+    builder = TensorRtBuilder(Wanted("inputs", "staged", work))
+    windows = builder.prepare(source, work, 1 << 30, lambda *_: None)
+    return list(cut_windows(builder, windows, Cutting(size, {})))
 
 
 def key(proto: onnx.ModelProto, ranges: Mapping[str, ShapeRange] | None = None) -> str:
@@ -104,16 +111,14 @@ def test_real_models(
     source = open_model(real_model(name))
     normalise(source)
     infer_shapes(source)
-    parts = prepare(source, tmp_path, 1 << 30, lambda *_: None)
-    weights = {key for part in parts for key in streamable(part.graph)}
     live: dict[str, Array] = dict(real_models.feeds(name))
     monkeypatch.chdir(tmp_path)  # where the window's weights lie
-    for block in cut_windows(parts, 2 << 20, {}):
-        made = canonical(block.graph, weights)
+    for block in blocks_of(source, tmp_path, 2 << 20):
+        made = canonical(block.graph, block.weights)
         expected = run(block.graph, live)
         got = answers(made, live, tmp_path)
         assert all(expected[key].tobytes() == got[key].tobytes() for key in expected)
-        assert set(made.weights) == weights & set(block.graph.graph.initializers)
+        assert set(made.weights) == block.weights.keys() == streamable(block.graph.graph).keys()
         live.update(expected)
 
 
@@ -371,9 +376,7 @@ def residual(stages: int, width: int = 16) -> onnx.ModelProto:
     ("proto", "layer_bytes"), [(transformer(6), 50 << 10), (residual(6), 19 << 10)], ids=["transformer", "residual"]
 )
 def test_repeated_layers_share_a_key(proto: onnx.ModelProto, layer_bytes: int, tmp_path: Path) -> None:
-    parts = prepare(normal(proto), tmp_path, 1 << 30, lambda *_: None)
-    weights = {name for part in parts for name in streamable(part.graph)}
-    forms = [canonical(block.graph, weights) for block in cut_windows(parts, layer_bytes, {})]
+    forms = [canonical(block.graph, block.weights) for block in blocks_of(normal(proto), tmp_path, layer_bytes)]
     ranges = ShapeRange((1,), (2,), (3,))
     keys = Counter(made.key(dict.fromkeys(made.inputs, ranges)) for made in forms)
     assert len(forms) >= 6

@@ -172,19 +172,26 @@ def test_a_file_system_without_direct_reads(weights: Path, monkeypatch: pytest.M
     assert "direct_io" in caught.value.remedy
 
 
-def test_a_file_system_that_refuses_only_the_first_direct_read(weights: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.EINVAL, "the file system refused a direct read"),
+        (errno.EFAULT, "drives cannot read directly into this memory"),
+    ],
+)
+def test_only_the_first_direct_read_is_refused(weights: Path, number: int, words: str) -> None:
     for mode in ("auto", "always"):
-        file = WeightFile(weights, direct=mode, preadv=Drive(error(errno.EINVAL)))
+        file = WeightFile(weights, direct=mode, preadv=Drive(error(number)))
         if not file.direct:
             pytest.skip("no direct reads here to fall back from")
         buffer = aligned(2 * PAGE)
         if mode == "always":
-            with pytest.raises(ReadError, match="refused a direct read"):
+            with pytest.raises(ReadError, match=words):
                 file.read_into(buffer, 0)
         else:
             file.read_into(buffer, 0)
             assert bytes(buffer) == weights.read_bytes()[: 2 * PAGE]
-            assert file.fallback == "the file system refused a direct read"
+            assert file.fallback == words
             assert not original_fcntl(file._descriptor, fcntl.F_GETFL) & os.O_DIRECT
         file.close()
 

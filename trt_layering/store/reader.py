@@ -30,6 +30,11 @@ from trt_layering.store.manifest import (
 
 Preadv = Callable[[int, list[memoryview], int], int]
 
+_REFUSALS = {
+    errno.EINVAL: "the file system refused a direct read",
+    errno.EFAULT: "drives cannot read directly into this memory",  # a driver's memory may be none that the kernel pins
+}
+
 
 class WeightFile:
     """An open `weights.bin`. Any number of threads may read at once; `close` may come from any of them at any moment.
@@ -110,8 +115,8 @@ class WeightFile:
         except InterruptedError:
             return 0
         except OSError as error:
-            if direct and error.errno == errno.EINVAL:
-                self._fall_back("the file system refused a direct read")
+            if direct and error.errno in _REFUSALS:
+                self._fall_back(_REFUSALS[error.errno])
                 return 0
             raise ReadError(
                 f"the drive failed: {error.strerror or error}",

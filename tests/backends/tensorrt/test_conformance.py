@@ -341,6 +341,8 @@ def ask() -> bool:
     return trt.__version__ > '11'""",
         "asked for in versions.py alone",
     ),
+    "tensorrt under another name": Fault("import tensorrt as library", "called trt"),
+    "a part of tensorrt by itself": Fault("from tensorrt import Runtime", "imported whole"),
     "a version test kept for later": Fault(
         """
 NEW = versions.AT_LEAST_11_0""",

@@ -22,10 +22,9 @@ from trt_layering import backends
 from trt_layering.assembly import Cutting, cut_windows
 from trt_layering.backends.onnxruntime.runtime import run_plainly, uncut_options
 from trt_layering.backends.onnxruntime.session import open_session
-from trt_layering.backends.tensorrt.precision import Converted, in_fp16, refuse_narrow_weights
+from trt_layering.backends.tensorrt.precision import Converted, in_fp16
 from trt_layering.backends.tensorrt.prepare import prepare
 from trt_layering.compare import relative
-from trt_layering.errors import UsageError
 from trt_layering.graph.cuts import find_cuts
 from trt_layering.graph.half import as_it_was, halve, is_half, name_nodes, outgrown, rounded
 from trt_layering.graph.model import infer_shapes, normalise, open_model
@@ -357,13 +356,6 @@ def test_weights_are_rounded_when_somebody_asks() -> None:
         assert isinstance(tensor, NarrowTensor)
         assert tensor.wide is model.graph.initializers[name].const_value
         np.testing.assert_array_equal(tensor.numpy(), tensor.wide.numpy().astype(np.float16))
-
-
-@pytest.mark.parametrize("weights", ["fp16", "bf16"])
-def test_narrow_weights_beside_it_are_refused(weights: str) -> None:
-    with pytest.raises(UsageError, match=weights):
-        refuse_narrow_weights(weights)
-    refuse_narrow_weights("fp32")
 
 
 def rounding_by_hand(exact: Array) -> Array:

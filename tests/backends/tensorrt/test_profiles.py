@@ -16,10 +16,10 @@ from tests import real_models
 from tests.chains import layers, model
 from tests.graph.execution import cut, from_proto, run
 from trt_layering import child
-from trt_layering.assembly import as_value
 from trt_layering.backends.tensorrt import profiles
 from trt_layering.backends.tensorrt.prepare import prepare
 from trt_layering.backends.tensorrt.profiles import arrays_file, ranges
+from trt_layering.backends.values import as_value
 from trt_layering.errors import BuildError, InputError
 from trt_layering.graph.cuts import find_cuts
 from trt_layering.graph.model import infer_shapes, normalise, open_model

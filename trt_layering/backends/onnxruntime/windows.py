@@ -9,7 +9,7 @@ change anyway, and if it is still too large, in several windows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,9 +20,11 @@ from trt_layering.backends.base import Progress
 from trt_layering.backends.onnxruntime.runtime import uncut_options
 from trt_layering.backends.onnxruntime.session import learn_types, open_session
 from trt_layering.graph.blocks import Cutter, extract
-from trt_layering.graph.cuts import choose_cuts, find_cuts
+from trt_layering.graph.cuts import Cut, choose_cuts, find_cuts
 from trt_layering.graph.model import normalise
 from trt_layering.graph.tables import find_tables
+
+LegalCuts = Callable[[ir.Graph], Sequence[Cut]]
 
 _COPIES = 4  # of a window's weights that are in memory at worst: ours, the session's, reordered, on the way to the file
 _WINDOWS = 16  # the part of the memory that one of several windows may have
@@ -41,12 +43,14 @@ def _sizes(model: ir.Model, left_out: Set[str]) -> dict[str, int]:
     return {name: v.const_value.nbytes for name, v in values if v.const_value and name not in left_out}
 
 
-def windows(model: ir.Model, size: int, left_out: Set[str] = frozenset()) -> Iterator[ir.Model]:
+def windows(
+    model: ir.Model, size: int, left_out: Set[str] = frozenset(), legal: LegalCuts = find_cuts
+) -> Iterator[ir.Model]:
     """Consecutive parts of `model`, sharing its tensors, with at most `size` bytes of weights where the graph allows.
 
-    Weights in `left_out` count for nothing.
+    Weights in `left_out` count for nothing; `legal` says where a graph may be cut.
     """
-    stops = choose_cuts(model.graph, find_cuts(model.graph), size, _sizes(model, left_out))
+    stops = choose_cuts(model.graph, legal(model.graph), size, _sizes(model, left_out))
     cutter = Cutter(model)
     bounds = [0, *stops, len(model.graph)]
     for start, stop in pairwise(bounds):
@@ -54,15 +58,20 @@ def windows(model: ir.Model, size: int, left_out: Set[str] = frozenset()) -> Ite
 
 
 def prepared_windows(
-    model: ir.Model, work: Path, memory: int, progress: Progress, level: ort.GraphOptimizationLevel
+    model: ir.Model,
+    work: Path,
+    memory: int,
+    progress: Progress,
+    level: ort.GraphOptimizationLevel,
+    legal: LegalCuts = find_cuts,
 ) -> list[ir.Model]:
     """Windows of `model` as ONNX Runtime optimises them at `level`, typed; their folded weights are files in `work`,
-    which must outlive them. `memory` is what preparing may take, in bytes."""
+    which must outlive them. `memory` is what preparing may take, in bytes; `legal` says where a graph may be cut."""
     tables = find_tables(model.graph)
     left_out = tables if is_small(model, memory, tables) else tables | _plain_matrices(model.graph)
     whole = is_small(model, memory, left_out)
     size = memory // _WINDOWS
-    parts = [extract(model, 0, len(model.graph))] if whole else list(windows(model, size, left_out))
+    parts = [extract(model, 0, len(model.graph))] if whole else list(windows(model, size, left_out, legal))
     prepared = []
     for index, part in enumerate(parts):
         progress("prepare", index, len(parts))

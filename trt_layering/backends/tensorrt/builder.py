@@ -21,7 +21,6 @@ from typing import Literal, get_args
 import numpy as np
 import onnx_ir as ir
 
-from trt_layering.assembly import as_value
 from trt_layering.backends.base import BlockTooLarge, CutBlock, Draft, Places, Progress
 from trt_layering.backends.tensorrt import present, profiles, trials
 from trt_layering.backends.tensorrt.candidates import Attempt, Choice, choose
@@ -30,6 +29,7 @@ from trt_layering.backends.tensorrt.plans import Plan, PlanBuilder, PlanRequest
 from trt_layering.backends.tensorrt.prepare import prepare
 from trt_layering.backends.tensorrt.streamable import streamable
 from trt_layering.backends.tensorrt.trials import Case
+from trt_layering.backends.values import as_value
 from trt_layering.errors import BuildError, LayeringError
 from trt_layering.graph.canonical import Canonical, as_inputs, canonical, save_with_weights, shaped
 from trt_layering.graph.shape_tensors import uncrossed

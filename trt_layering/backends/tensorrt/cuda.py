@@ -37,10 +37,8 @@ _keep_one = threading.Lock()
 
 
 @functools.cache
-def _primary_context(ordinal: int) -> driver.Context:
-    from pycuda import driver
-
-    return driver.Device(ordinal).retain_primary_context()
+def _primary_context(device: type[driver.Device], ordinal: int) -> driver.Context:
+    return device(ordinal).retain_primary_context()
 
 
 class Memory(Protocol):
@@ -210,12 +208,12 @@ class Device:
         from pycuda import driver
 
         self._owned: dict[int, Memory | Event] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may come while its thread holds it
         self.name = f"GPU {ordinal}"
         try:
             driver.init()
             with _keep_one:
-                context = _primary_context(ordinal)
+                context = _primary_context(driver.Device, ordinal)
             self._pushed = _Pushed(context)
             self._describe(driver.Device(ordinal))
         except driver.Error as error:

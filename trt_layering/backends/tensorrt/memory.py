@@ -1,7 +1,7 @@
 """The memory that streamed weights pass through on a GPU: four kinds of `backends.base.Arena`.
 
-May import errors, units, the manifest and `cuda`. What the GPU refuses or does not give raises BackendError or
-MemoryLimitError.
+May import errors, units, the manifest and `cuda`. What the GPU refuses raises BackendError; memory that it does not
+give, MemoryLimitError.
 
 staged: device memory; reads land in pinned slots, two for each loader thread, and the copy stream brings them over.
 zero-copy: pinned host memory that the GPU reads where it lies. managed: memory of both. pinned: host memory for plans,

@@ -21,7 +21,6 @@ import onnx_ir as ir
 from trt_layering.backends.base import Progress
 from trt_layering.backends.onnxruntime.runtime import return_memory
 from trt_layering.backends.tensorrt.sensitive import Find, Search, largest_difference, run, try_rounded
-from trt_layering.errors import UsageError
 from trt_layering.graph.half import Halves, as_it_was, halve, is_half, name_nodes, outgrown, rounded
 from trt_layering.graph.narrow import NarrowTensor
 from trt_layering.inputs import Feeds
@@ -72,15 +71,6 @@ class Converted:
     windows: list[ir.Model]
     costs: list[Cost]
     max_rel_diff: float
-
-
-def refuse_narrow_weights(weights: str) -> None:
-    """Raises UsageError where `weights`, the word of the command line, asks for 16 bits beside precision fp16."""
-    if weights != "fp32":
-        raise UsageError(
-            f"weights cannot be stored as {weights} where precision is fp16, which stores them in 16 bits already",
-            remedy="leave out --weights, or --precision",
-        )
 
 
 def in_fp16(

@@ -3,6 +3,8 @@
 May import the graph room, the windows of the ONNX Runtime backend, numpy and onnx-ir; nothing of TensorRT. A model that
 TensorRT cannot have, on any version, raises ModelError that names the operator or the dtype.
 
+Shapes are computed anew wherever they are needed, since no seam may be crossed by one: TensorRT has them on the host.
+
 ONNX Runtime rewrites the graph at its basic level, which has none of its own operators: constants are folded and batch
 normalisation goes into the convolutions before it. What of it is left becomes a Mul and an Add, whose weights keep
 their names in TensorRT. A model that computes in 16 bits is taken as it is: ONNX Runtime would make float32 of it,
@@ -25,8 +27,11 @@ from trt_layering.backends.base import Progress
 from trt_layering.backends.onnxruntime.windows import prepared_windows
 from trt_layering.errors import ModelError
 from trt_layering.graph.blocks import extract
+from trt_layering.graph.cuts import Cut, find_cuts
 from trt_layering.graph.dataflow import Dataflow
 from trt_layering.graph.normal_form import Names
+from trt_layering.graph.shape_chains import localise
+from trt_layering.graph.shape_tensors import uncrossed
 
 log = logging.getLogger("trt_layering")
 
@@ -63,13 +68,21 @@ def prepare(model: ir.Model, work: Path, memory: int, progress: Progress) -> lis
         log.info("the model computes in 16 bits and is taken as it is, its constants unfolded")
         windows = [extract(model, 0, len(model.graph))]
     else:
-        windows = prepared_windows(model, work, memory, progress, ort.GraphOptimizationLevel.ORT_ENABLE_BASIC)
+        source = extract(model, 0, len(model.graph))
+        localise(source)
+        level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        windows = prepared_windows(source, work, memory, progress, level, _legal_cuts)
     for window in windows:
+        localise(window)
         _spell_out_norms(window)
         _forget_unused_domains(window)
     _check_operators(windows)
     _check_dtypes(windows)
     return windows
+
+
+def _legal_cuts(graph: ir.Graph) -> list[Cut]:
+    return uncrossed(graph, find_cuts(graph))
 
 
 def _computes_in_halves(graph: ir.Graph) -> bool:

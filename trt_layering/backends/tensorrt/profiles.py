@@ -90,7 +90,11 @@ def arrays_file(work: Path, index: int) -> Path:
 def _runs(known: Sequence[Value], shapes: Mapping[str, ShapeRange]) -> list[_Run]:
     """Two for each of the three sets of shapes, but for those that equal the usual ones, and one for each size that
     varies, if there are several."""
-    sets = {label: {name: getattr(span, label) for name, span in shapes.items()} for label in _LABELS}
+    sets = {
+        "min": {name: span.min for name, span in shapes.items()},
+        "opt": {name: span.opt for name, span in shapes.items()},
+        "max": {name: span.max for name, span in shapes.items()},
+    }
     tries = [(label, seed) for label in _LABELS if label == "opt" or sets[label] != sets["opt"] for seed in _SEEDS]
     sizes = _varying(known, shapes)
     for number, size in enumerate(sizes[:_MOST_ALONE] if len(sizes) > 1 else []):
