@@ -23,13 +23,10 @@ from trt_layering.store.manifest import (
     Block,
     Chain,
     Extent,
-<<<<<<< HEAD
-    Range,
-=======
     Halved,
     KeptNode,
     Narrowed,
->>>>>>> h/suite
+    Range,
     Tensor,
     TensorRt,
     Value,
@@ -331,8 +328,8 @@ SPANNED = Range(min=(1, 2), opt=(1, 2), max=(3, 2))
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"tensorrt": None}, "says how TensorRT executes it or is of TensorRT"),
-        ({"backend": Backend(name="onnxruntime", version="1", fingerprint={})}, "says how TensorRT executes it or is of TensorRT"),
+        ({"tensorrt": None}, "not both"),
+        ({"backend": Backend(name="onnxruntime", version="1", fingerprint={})}, "not both"),
         ({"blocks": (msgspec.structs.replace(BLOCK, weights=()),)}, "numbers other weights"),
         ({"blocks": (msgspec.structs.replace(BLOCK, weights=("w", "w")),)}, "numbers other weights"),
         ({"tensorrt": TensorRt(binding="swap", placement="pinned", ranges={"x": SPANNED, "y": SPANNED})}, "no plan"),
