@@ -471,17 +471,34 @@ def _part_faults(chain: Chain) -> Iterator[str]:
 
 
 def _tensorrt_faults(chain: Chain) -> Iterator[str]:
-    """What engines of TensorRT would look for in vain."""
-    if (chain.backend.name == "tensorrt") != (chain.tensorrt is not None):
+    """What keeps engines of TensorRT from being given their weights and the sizes of what they make."""
+    how = chain.tensorrt
+    if (chain.backend.name == "tensorrt") != (how is not None):
         yield f"it says how TensorRT executes it or is of TensorRT, not both; it is of {chain.backend.name!r}"
     for block in chain.blocks:
         tensors = [tensor for index in block.extents for tensor in chain.extents[index].tensors]
-        missing = set(block.weights) - {tensor.name for tensor in tensors}
+        names = [tensor.name for tensor in tensors]
+        missing = set(block.weights) - set(names)
         if missing:
             yield f"block {block.name!r} has no weight {min(missing)!r}"
-        swapped = chain.tensorrt is not None and chain.tensorrt.binding == "swap"
-        if swapped and not (len(block.extents) == len(tensors) == 1 and _is_plan(tensors[0])):
+        elif how is not None and how.binding != "swap" and sorted(block.weights) != sorted(names):
+            yield f"block {block.name!r} numbers other weights than it has"
+        if how is not None and how.binding == "swap" and not (len(tensors) == 1 and _is_plan(tensors[0])):
             yield f"block {block.name!r} has no plan of its own"
+    if how is not None:
+        yield from _range_faults(chain, how.ranges)
+
+
+def _range_faults(chain: Chain, ranges: dict[str, Range]) -> Iterator[str]:
+    """What keeps memory from being taken for all that passes between blocks."""
+    for name, span in ranges.items():
+        ordered = all(low <= usual <= high for low, usual, high in zip(span.min, span.opt, span.max, strict=False))
+        if not len(span.min) == len(span.opt) == len(span.max) or not ordered or prod(span.max) > 2**62:
+            yield f"the range of {name!r} is none"
+    for value in (*chain.inputs, *(value for block in chain.blocks for value in block.outputs)):
+        known = value.shape is not None and all(isinstance(dim, int) for dim in value.shape)
+        if not known and value.name not in ranges:
+            yield f"the size of {value.name!r} is not known"
 
 
 def _is_plan(tensor: Tensor) -> bool:
