@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 import pytest
+from google.protobuf import json_format
 
 from trt_layering import __version__
 from trt_layering.errors import ModelError
@@ -79,6 +82,22 @@ def test_configuration(backend, kind):
     assert [(one["name"], one["data_type"], one["dims"]) for one in said["output"]] == [("y", "TYPE_BF16", [])]
     assert said["instance_group"][0]["kind"] == kind
     assert said["model_transaction_policy"] == {"decoupled": False}
+
+
+def tritons_messages(name: str) -> Any:
+    """The messages that Triton's own clients have, from a file that needs no more than protobuf."""
+    path = Path(next(iter(pytest.importorskip("tritonclient").__path__)), "grpc", f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_configuration_is_tritons():
+    said = json_format.ParseDict(description.model_config(Model()), tritons_messages("model_config_pb2").ModelConfig())
+    assert list(said.input[0].dims) == [-1, 3, -1]
 
 
 def test_statistics():
