@@ -19,10 +19,13 @@ from trt_layering.store.manifest import (
     DTYPE_BITS,
     MANIFEST_FILE,
     PAGE,
+    Backend,
     Block,
     Chain,
     Extent,
+    Range,
     Tensor,
+    TensorRt,
     Value,
     file_digest,
     finished_chains,
@@ -242,3 +245,58 @@ def test_what_is_there_is_told(tmp_path: Path) -> None:
 def test_names_stay_inside_the_repository(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError):
         resolve(tmp_path, name)
+
+
+def tensorrt_chain(**changes: Any) -> dict[str, Any]:
+    """One block with one weight, as TensorRT's chains have it."""
+    span = Range(min=(1, 2), opt=(1, 2), max=(3, 2))
+    x, y = Value(name="x", dtype="float32", shape=("n", 2)), Value(name="y", dtype="float32", shape=("n", 2))
+    tensor = Tensor(name="w", dtype="float32", shape=(2, 2), offset=0, nbytes=16)
+    block = Block(
+        name="block-000", file="a.plan", digest="0" * 32, extents=(0,), inputs=(x,), outputs=(y,), weights=("w",)
+    )
+    fields: dict[str, Any] = {
+        "backend": Backend(name="tensorrt", version="10.3.0", fingerprint={}),
+        "tensorrt": TensorRt(binding="inputs", placement="staged", ranges={"x": span, "y": span}),
+        "inputs": (x,),
+        "outputs": (y,),
+        "blocks": (block,),
+        "extents": (Extent(offset=0, length=PAGE, checksum="0" * 16, tensors=(tensor,)),),
+    }
+    return {**fields, **changes}
+
+
+def test_a_tensorrt_chain_is_read_as_written(tmp_path: Path) -> None:
+    chain = chain_of(**tensorrt_chain())
+    write_manifest(tmp_path, chain)
+    assert read_manifest(tmp_path) == chain
+
+
+BLOCK = tensorrt_chain()["blocks"][0]
+SPANNED = Range(min=(1, 2), opt=(1, 2), max=(3, 2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"tensorrt": None}, "says otherwise how its engines"),
+        ({"backend": Backend(name="onnxruntime", version="1", fingerprint={})}, "says otherwise how its engines"),
+        ({"blocks": (msgspec.structs.replace(BLOCK, weights=()),)}, "numbers other weights"),
+        ({"blocks": (msgspec.structs.replace(BLOCK, weights=("w", "w")),)}, "numbers other weights"),
+        ({"tensorrt": TensorRt(binding="swap", placement="pinned", ranges={"x": SPANNED, "y": SPANNED})}, "no plan"),
+        ({"tensorrt": TensorRt(binding="inputs", placement="staged", ranges={"x": SPANNED})}, "size of 'y'"),
+        (
+            {
+                "tensorrt": TensorRt(
+                    binding="inputs",
+                    placement="staged",
+                    ranges={"x": SPANNED, "y": Range(min=(4, 2), opt=(1, 2), max=(3, 2))},
+                )
+            },
+            "range of 'y' is none",
+        ),
+    ],
+)
+def test_a_tensorrt_chain_that_makes_no_sense(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(BuildError, match=words):
+        write_manifest(tmp_path, chain_of(**tensorrt_chain(**changes)))

@@ -362,6 +362,7 @@ def _faults(chain: Chain) -> Iterator[str]:
     yield from _file_faults(chain)
     yield from _value_faults(chain)
     yield from _part_faults(chain)
+    yield from _tensorrt_faults(chain)
     strangers = {one.block for one in chain.narrowed} - {block.name for block in chain.blocks}
     if strangers:
         yield f"it tells what narrow weights cost {min(strangers)!r}, which is no block"
@@ -438,6 +439,33 @@ def _part_faults(chain: Chain) -> Iterator[str]:
             or not inside & after <= made <= inside
         ):
             yield f"block {part.block.name!r} does not stand for its {part.count} blocks from {part.first}"
+
+
+def _tensorrt_faults(chain: Chain) -> Iterator[str]:
+    """What keeps engines of TensorRT from being given their weights and the sizes of what they make."""
+    how = chain.tensorrt
+    if (how is not None) != (chain.backend.name == "tensorrt"):
+        yield f"it is for the backend {chain.backend.name!r} and says otherwise how its engines get their weights"
+    if how is None:
+        return
+    for block in chain.blocks:
+        tensors = [tensor for index in block.extents if index < len(chain.extents) for tensor in _tensors(chain, index)]
+        if how.binding == "swap" and [tensor.dtype for tensor in tensors] != ["uint8"]:
+            yield f"block {block.name!r} has no plan to be swapped in, or more than that"
+        if how.binding != "swap" and sorted(block.weights) != sorted(tensor.name for tensor in tensors):
+            yield f"block {block.name!r} numbers other weights than it has"
+    for name, span in how.ranges.items():
+        ordered = all(low <= usual <= high for low, usual, high in zip(span.min, span.opt, span.max, strict=False))
+        if not len(span.min) == len(span.opt) == len(span.max) or not ordered or prod(span.max) > 2**62:
+            yield f"the range of {name!r} is none"
+    for value in (*chain.inputs, *(value for block in chain.blocks for value in block.outputs)):
+        known = value.shape is not None and all(isinstance(dim, int) for dim in value.shape)
+        if not known and value.name not in how.ranges:
+            yield f"the size of {value.name!r} is not known"
+
+
+def _tensors(chain: Chain, extent: int) -> tuple[Tensor, ...]:
+    return chain.extents[extent].tensors
 
 
 def _gathers_rows(block: Block, tensors: list[Tensor]) -> bool:
