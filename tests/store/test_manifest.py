@@ -23,6 +23,9 @@ from trt_layering.store.manifest import (
     Block,
     Chain,
     Extent,
+    Halved,
+    KeptNode,
+    Narrowed,
     Range,
     Tensor,
     TensorRt,
@@ -128,6 +131,54 @@ def test_a_block_with_rows_gathers_from_one_table(tmp_path: Path, change: dict[s
         assert chain.loaded_bytes == PAGE
         return
     with pytest.raises(BuildError, match="cannot gather rows"):
+        write_manifest(tmp_path, chain)
+
+
+@pytest.mark.parametrize("field", ["narrowed", "halved"])
+def test_what_16_bits_cost_is_told_of_blocks_that_are_there(tmp_path: Path, field: str) -> None:
+    halved = Halved(
+        block="b", max_rel_diff=1e-3, halved=1, kept=(KeptNode(name="n", op_type="Exp", reason="compared"),)
+    )
+    told = {"narrowed": Narrowed(block="b", max_rel_diff=1e-3, kept=("w",)), "halved": halved}[field]
+    block = Block(name="b", file="b.onnx", digest="0" * 32, extents=(), inputs=(X,), outputs=(H,))
+    chain = chain_of((), (block,), inputs=(X,), outputs=(H,), **{field: (told,)})
+    write_manifest(tmp_path, chain)
+    assert read_manifest(tmp_path) == chain
+    stranger = msgspec.structs.replace(chain, **{field: (msgspec.structs.replace(told, block="c"),)})
+    with pytest.raises(BuildError, match="'c', which is no block"):
+        write_manifest(tmp_path, stranger)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, None),
+        ({"backend": "onnxruntime"}, "not both"),
+        ({"tensorrt": None}, "not both"),
+        ({"weights": ("other",)}, "has no weight 'other'"),
+        ({"binding": "swap", "weights": ()}, "has no plan of its own"),
+        ({"binding": "swap", "weights": (), "tensor": "plan-000"}, None),
+    ],
+)
+def test_a_tensorrt_chain_has_what_its_engines_ask_for(
+    tmp_path: Path, change: dict[str, Any], words: str | None
+) -> None:
+    asked = {"backend": "tensorrt", "weights": ("w",), "binding": "inputs", "tensor": "w"} | change
+    tensor = Tensor(name=asked["tensor"], dtype="uint8", shape=(8,), offset=0, nbytes=8)
+    extent = Extent(offset=0, length=PAGE, checksum="0" * 16, tensors=(tensor,))
+    block = Block(
+        name="b", file="b.plan", digest="0" * 32, extents=(0,), inputs=(X,), outputs=(H,), weights=asked["weights"]
+    )
+    span = Range(min=(1, 1, 1), opt=(1, 2, 1), max=(1, 3, 1))
+    how = TensorRt(binding=asked["binding"], placement="staged", ranges={X.name: span, H.name: span})
+    how = asked.get("tensorrt", how)
+    backend = Backend(name=asked["backend"], version="10.3", fingerprint={})
+    chain = chain_of((extent,), (block,), inputs=(X,), outputs=(H,), backend=backend, tensorrt=how)
+    if words is None:
+        write_manifest(tmp_path, chain)
+        assert read_manifest(tmp_path) == chain
+        return
+    with pytest.raises(BuildError, match=words):
         write_manifest(tmp_path, chain)
 
 
@@ -279,8 +330,8 @@ SPANNED = Range(min=(1, 2), opt=(1, 2), max=(3, 2))
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"tensorrt": None}, "says otherwise how its engines"),
-        ({"backend": Backend(name="onnxruntime", version="1", fingerprint={})}, "says otherwise how its engines"),
+        ({"tensorrt": None}, "not both"),
+        ({"backend": Backend(name="onnxruntime", version="1", fingerprint={})}, "not both"),
         ({"blocks": (msgspec.structs.replace(BLOCK, weights=()),)}, "numbers other weights"),
         ({"blocks": (msgspec.structs.replace(BLOCK, weights=("w", "w")),)}, "numbers other weights"),
         ({"tensorrt": TensorRt(binding="swap", placement="pinned", ranges={"x": SPANNED, "y": SPANNED})}, "no plan"),
