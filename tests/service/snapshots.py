@@ -95,7 +95,7 @@ class Snapshots:
 
     states: list[ModelState] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
-    budget_bytes: int = 96 * MIB
+    budget_bytes: int | None = 96 * MIB
     pressure: str | None = None
 
     def models(self) -> list[ModelState]:

@@ -72,7 +72,8 @@ SCENES = {
     "all unavailable": lambda: Snapshots([unavailable(name) for name in NAMES]),
     "unloaded after serving": lambda: Snapshots([state(state="unloaded", budget_bytes=0)], history(["line"])),
     "no models": Snapshots,
-    "no budget": lambda: Snapshots([unavailable()], budget_bytes=0),
+    "no budget": lambda: Snapshots([state()], budget_bytes=None),
+    "a budget of nothing": lambda: Snapshots([unavailable()], budget_bytes=0),
     "memory pressure": lambda: Snapshots([state()], pressure="memory is short"),
 }
 
@@ -142,6 +143,10 @@ def test_memory_says_who_has_how_much():
     read = Strict(page(Snapshots([state(), state("minilm", budget_bytes=40 * MIB)], budget_bytes=96 * MIB)))
     assert "Budget 96.0 MiB: 72.0 MiB given to models, 24.0 MiB free." in read.text
     assert "40.0 MiB, 9.0 MiB of it resident; floor 18.0 MiB" in read.text
+
+
+def test_without_a_budget_it_says_what_is_taken():
+    assert "No budget: models take 32.0 MiB." in Strict(page(Snapshots([state()], budget_bytes=None))).text
 
 
 def test_numbers_of_a_model_are_in_words_people_know():

@@ -10,7 +10,7 @@ import logging
 import re
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -130,15 +130,16 @@ class _Loads:
 
     def look_at(self, sweep: Sequence[Event]) -> None:
         """Count the blocks that arrived for `sweep`, unless it was looked at before."""
-        if not sweep or (sweep[-1].sweep, sweep[-1].end) == self._seen:
+        ended, when = max(((one.sweep, one.end) for one in sweep if one.kind != "read"), default=(0, 0.0))
+        if (ended, when) == self._seen:
             return
-        self._seen = (sweep[-1].sweep, sweep[-1].end)
-        for seconds in load_seconds(sweep):
+        self._seen = (ended, when)
+        for seconds in load_seconds(event for event in sweep if event.sweep == ended):
             self.counts[bisect_left(_LOAD_BOUNDS, seconds)] += 1
             self.seconds += seconds
 
 
-def load_seconds(events: Sequence[Event]) -> list[float]:
+def load_seconds(events: Iterable[Event]) -> list[float]:
     """For each block of each sweep that `events` has reads of, seconds from asking for its first byte to having its
     last."""
     spans: dict[tuple[int, int], tuple[float, float]] = {}
@@ -220,7 +221,10 @@ def _cumulative(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[st
 
 def _process(deployment: Deployment) -> Iterator[Metric]:
     pressed = float(deployment.pressure is not None)
-    yield GaugeMetricFamily("trt_layering_budget_bytes", "The budget that all models share", deployment.budget_bytes)
+    if deployment.budget_bytes is not None:
+        yield GaugeMetricFamily(
+            "trt_layering_budget_bytes", "The budget that all models share", deployment.budget_bytes
+        )
     yield GaugeMetricFamily("trt_layering_memory_pressure", "1 while the machine is short of memory, else 0", pressed)
     yield GaugeMetricFamily(
         "trt_layering_peak_rss_bytes", "Most memory of the process so far, libraries among it", peak_rss_bytes()

@@ -59,8 +59,10 @@ def page(deployment: Deployment) -> str:
     )
 
 
-def render(models: Sequence[ModelState], history: Sequence[Sample], *, budget_bytes: int, pressure: str | None) -> str:
-    """The page of these snapshots; `pressure` says, in words, that the machine is short of memory."""
+def render(
+    models: Sequence[ModelState], history: Sequence[Sample], *, budget_bytes: int | None, pressure: str | None
+) -> str:
+    """The page of these snapshots; `budget_bytes` None: there is no limit; `pressure` says, in words, that the machine is short of memory."""
     summary = _summary(models)
     cards = "".join(_card(state, history, len(models)) for state in models) or "<p>The deployment has none.</p>"
     return (
@@ -106,9 +108,9 @@ def _alert(pressure: str | None) -> str:
     return f'<p class="alert">{_text(pressure)}</p>' if pressure else ""
 
 
-def _memory(models: Sequence[ModelState], budget_bytes: int) -> str:
+def _memory(models: Sequence[ModelState], budget_bytes: int | None) -> str:
     """The budget, who has how much of it, and what of that stays in memory."""
-    total = max(budget_bytes, sum(state.budget_bytes for state in models), 1)
+    total = max(budget_bytes or 0, sum(state.budget_bytes for state in models), 1)
     words = _budget_words(budget_bytes, sum(state.budget_bytes for state in models))
     bar = charts.picture(charts.boxes(_shares(models, total)), _text(words), "bar")
     rows = "".join(_share_row(state, place, total) for place, state in enumerate(models) if state.budget_bytes)
@@ -121,7 +123,9 @@ def _memory(models: Sequence[ModelState], budget_bytes: int) -> str:
     return f"<section><h2>Memory</h2><p>{_text(words)}</p>{bar}{shares}</section>"
 
 
-def _budget_words(budget_bytes: int, given: int) -> str:
+def _budget_words(budget_bytes: int | None, given: int) -> str:
+    if budget_bytes is None:
+        return f"No budget: models take {format_size(given)}."
     if not given:
         return f"Budget {format_size(budget_bytes)}, none of it in use."
     words = f"Budget {format_size(budget_bytes)}: {format_size(given)} given to models"
@@ -160,7 +164,8 @@ def _share_row(state: ModelState, place: int, total: int) -> str:
 
 def _card(state: ModelState, history: Sequence[Sample], count: int) -> str:
     """All there is to say of one model; `count` models share the page's size."""
-    built = ", ".join([*([f"version {state.version}"] if state.version is not None else []), state.backend])
+    version = "" if state.version is None else f"version {state.version}"
+    built = ", ".join(part for part in (version, state.backend) if part)
     reason = f'<p class="reason">{_text(state.reason)}</p>' if state.reason else ""
     points = _points(history, state.name, _detail(_POINTS, count))
     parts = [reason]
@@ -174,8 +179,12 @@ def _card(state: ModelState, history: Sequence[Sample], count: int) -> str:
     return (
         f'<article><h3><span class="name">{_text(state.name)}</span> '
         f'<span class="state {_text(state.state)}">{_text(state.state)}</span></h3>'
-        f'<p class="faint">{_text(built)}</p>{"".join(parts)}</article>'
+        f"{_faint(built)}{''.join(parts)}</article>"
     )
+
+
+def _faint(words: str) -> str:
+    return f'<p class="faint">{_text(words)}</p>' if words else ""
 
 
 def _detail(limits: tuple[int, int, int], count: int) -> int:
@@ -245,7 +254,7 @@ def _curves(points: Sequence[_Point], predicted: float | None) -> str:
     """Latency and stalls over the last minutes, or that there is nothing to show."""
     slowest = max((point.latency for point in points if point.latency is not None), default=None)
     if slowest is None:
-        return f'<p class="faint">No requests in the last {_SPAN / 60:.0f} minutes.</p>'
+        return _faint(f"No requests in the last {_SPAN / 60:.0f} minutes.")
     top = max(slowest, predicted or 0.0) * 1.05 or 1.0
     latency = [(1 - point.ago / _SPAN, None if point.latency is None else point.latency / top) for point in points]
     stall = [(1 - point.ago / _SPAN, point.stall) for point in points]
@@ -281,7 +290,7 @@ def _timeline(state: ModelState, most: int) -> str:
         f'<figure><figcaption><b>last sweep</b> {_text(told)}</figcaption><div class="timeline">'
         f"<span>reads</span>{reads}<span>executes</span>{work}</div>"
         f'<p class="ends inset"><span>0</span><span>{format_seconds(drawn.seconds)}</span></p>'
-        f'<p class="faint">{_text(_read_words(drawn))}</p></figure>'
+        f"{_faint(_read_words(drawn))}</figure>"
     )
 
 
@@ -301,7 +310,7 @@ def _fallbacks(fallbacks: Sequence[str]) -> str:
     if not fallbacks:
         return ""
     items = "".join(f"<li>{_text(words)}</li>" for words in fallbacks[:_MANY])
-    return f'<p class="faint">Fallbacks</p><ul class="fallbacks">{items}{_more(len(fallbacks))}</ul>'
+    return f'{_faint("Fallbacks")}<ul class="fallbacks">{items}{_more(len(fallbacks))}</ul>'
 
 
 def _signature(state: ModelState) -> str:
