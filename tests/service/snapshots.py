@@ -81,10 +81,10 @@ def history(names: Sequence[str], seconds: int = 300, latency: float = 0.045) ->
 
 def _sampled(second: int, place: int, latency: float) -> ModelSample:
     if (second + place * 40) % 210 > 170:
-        return ModelSample(requests=0, latency_seconds=None, stall_share=0.0, queued=0)
+        return ModelSample(requests=0, mean_seconds=None, stall_share=0.0, queued=0)
     wobble = ((second * 37 + place * 11) % 23) / 23
     return ModelSample(
-        requests=20 + second % 5, latency_seconds=latency * (0.8 + wobble * (1 + place / 4)),
+        requests=20 + second % 5, mean_seconds=latency * (0.8 + wobble * (1 + place / 4)),
         stall_share=0.15 + 0.3 * wobble, queued=second % 3,
     )  # fmt: skip
 

@@ -44,12 +44,13 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class _Point:
-    """What one model did in some seconds: when, counted back from now, and the means over them."""
+    """What one model did in some seconds: when, counted back from now, how many requests ended after how long on
+    average, and which share of the time it waited for weights."""
 
     ago: float
     requests: int
     latency: float | None
-    stall: float | None
+    stall: float
 
 
 def page(deployment: Deployment) -> str:
@@ -62,7 +63,8 @@ def page(deployment: Deployment) -> str:
 def render(
     models: Sequence[ModelState], history: Sequence[Sample], *, budget_bytes: int | None, pressure: str | None
 ) -> str:
-    """The page of these snapshots; `budget_bytes` None: there is no limit; `pressure` says, in words, that the machine is short of memory."""
+    """The page of these snapshots. `budget_bytes` None: there is no budget; `pressure` says, in words, that the machine
+    is short of memory."""
     summary = _summary(models)
     cards = "".join(_card(state, history, len(models)) for state in models) or "<p>The deployment has none.</p>"
     return (
@@ -238,11 +240,10 @@ def _points(history: Sequence[Sample], name: str, most: int) -> list[_Point]:
 def _taken_together(samples: Sequence[Sample], name: str, now: float) -> _Point:
     parts = [sample.models[name] for sample in samples]
     requests = sum(part.requests for part in parts)
-    served = [(part.requests, part.latency_seconds) for part in parts if part.requests]
-    latency = sum(count * (seconds or 0.0) for count, seconds in served) / requests if requests else None
-    stall = sum(part.stall_share * part.requests for part in parts) / requests if requests else None
+    seconds = sum(part.requests * (part.mean_seconds or 0.0) for part in parts)
+    stall = sum(part.stall_share for part in parts) / len(parts)
     middle = sum(sample.time for sample in samples) / len(samples)
-    return _Point(now - middle, requests, latency, stall)
+    return _Point(now - middle, requests, seconds / requests if requests else None, stall)
 
 
 def _mean_latency(points: Sequence[_Point]) -> float | None:
@@ -257,10 +258,10 @@ def _curves(points: Sequence[_Point], predicted: float | None) -> str:
         return _faint(f"No requests in the last {_SPAN / 60:.0f} minutes.")
     top = max(slowest, predicted or 0.0) * 1.05 or 1.0
     latency = [(1 - point.ago / _SPAN, None if point.latency is None else point.latency / top) for point in points]
-    stall = [(1 - point.ago / _SPAN, point.stall) for point in points]
+    stall: list[tuple[float, float | None]] = [(1 - point.ago / _SPAN, point.stall) for point in points]
     dashed = charts.level(predicted / top, "predicted") if predicted else ""
     told = f"up to {format_seconds(slowest)}" + ("; dashed: predicted" if predicted else "")
-    most = max(point.stall or 0.0 for point in points)
+    most = max(point.stall for point in points)
     return (
         '<div class="curves">'
         + _figure("latency", told, dashed + charts.curve(latency, "line"))
