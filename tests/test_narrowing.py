@@ -30,8 +30,8 @@ from trt_layering import narrowing
 from trt_layering.backends.onnxruntime import session
 from trt_layering.building import Built, build
 from trt_layering.compare import difference
+from trt_layering.costs import cost_lines, costs
 from trt_layering.errors import BackendError, BuildError, UsageError
-from trt_layering.inspect import cost_lines, costs
 from trt_layering.runtime.footprint import Footprint
 from trt_layering.verification import verify
 
