@@ -23,13 +23,10 @@ from trt_layering.store.manifest import (
     Block,
     Chain,
     Extent,
-<<<<<<< HEAD
-    Range,
-=======
     Halved,
     KeptNode,
     Narrowed,
->>>>>>> h/suite
+    Range,
     Tensor,
     TensorRt,
     Value,
@@ -159,20 +156,22 @@ def test_what_16_bits_cost_is_told_of_blocks_that_are_there(tmp_path: Path, fiel
         ({"backend": "onnxruntime"}, "not both"),
         ({"tensorrt": None}, "not both"),
         ({"weights": ("other",)}, "has no weight 'other'"),
-        ({"binding": "swap"}, "has no plan of its own"),
-        ({"binding": "swap", "tensor": "plan-000"}, None),
+        ({"binding": "swap", "weights": ()}, "has no plan of its own"),
+        ({"binding": "swap", "weights": (), "tensor": "plan-000"}, None),
     ],
 )
 def test_a_tensorrt_chain_has_what_its_engines_ask_for(
     tmp_path: Path, change: dict[str, Any], words: str | None
 ) -> None:
-    asked = {"backend": "tensorrt", "weights": (), "binding": "inputs", "tensor": "w"} | change
+    asked = {"backend": "tensorrt", "weights": ("w",), "binding": "inputs", "tensor": "w"} | change
     tensor = Tensor(name=asked["tensor"], dtype="uint8", shape=(8,), offset=0, nbytes=8)
     extent = Extent(offset=0, length=PAGE, checksum="0" * 16, tensors=(tensor,))
     block = Block(
         name="b", file="b.plan", digest="0" * 32, extents=(0,), inputs=(X,), outputs=(H,), weights=asked["weights"]
     )
-    how = asked.get("tensorrt", TensorRt(binding=asked["binding"], placement="staged"))
+    span = Range(min=(1, 1, 1), opt=(1, 2, 1), max=(1, 3, 1))
+    how = TensorRt(binding=asked["binding"], placement="staged", ranges={X.name: span, H.name: span})
+    how = asked.get("tensorrt", how)
     backend = Backend(name=asked["backend"], version="10.3", fingerprint={})
     chain = chain_of((extent,), (block,), inputs=(X,), outputs=(H,), backend=backend, tensorrt=how)
     if words is None:
@@ -331,8 +330,8 @@ SPANNED = Range(min=(1, 2), opt=(1, 2), max=(3, 2))
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"tensorrt": None}, "says how TensorRT executes it or is of TensorRT"),
-        ({"backend": Backend(name="onnxruntime", version="1", fingerprint={})}, "says how TensorRT executes it or is of TensorRT"),
+        ({"tensorrt": None}, "not both"),
+        ({"backend": Backend(name="onnxruntime", version="1", fingerprint={})}, "not both"),
         ({"blocks": (msgspec.structs.replace(BLOCK, weights=()),)}, "numbers other weights"),
         ({"blocks": (msgspec.structs.replace(BLOCK, weights=("w", "w")),)}, "numbers other weights"),
         ({"tensorrt": TensorRt(binding="swap", placement="pinned", ranges={"x": SPANNED, "y": SPANNED})}, "no plan"),
