@@ -37,6 +37,7 @@ from trt_layering.errors import (
 from trt_layering.runtime.activations import Packing, empty, last_uses, static_outputs
 from trt_layering.runtime.feeds import checked
 from trt_layering.runtime.footprint import USUAL_WAVE, Footprint, checked_wave
+from trt_layering.runtime.gate import Lane
 from trt_layering.runtime.loader import LoaderOptions
 from trt_layering.runtime.origin import measured_elsewhere
 from trt_layering.runtime.schedules import Mode, Scheduled, scheduled
@@ -68,6 +69,7 @@ def open_chain(
     mode: Mode = "auto",
     wave: int = 1,
     trace: Trace | None = None,
+    lane: Lane | None = None,
 ) -> Chain:
     """Open the newest finished version (or `version`) of chain `name`, ready to run within `budget` bytes.
 
@@ -76,18 +78,22 @@ def open_chain(
     when this returns. Each engine has a thread pool of its own, unless the process asked for one with
     `share_thread_pool`. The arena leaves room in the budget for waves of `wave` requests, see `Chain.run_many`, which
     raises the floor. `trace` records what the chain does. `mode` is for comparisons: "sequential" loads each block when
-    the one before it has executed, "double" is the fixed double buffer, two halves of the arena in turn.
+    the one before it has executed, "double" is the fixed double buffer, two halves of the arena in turn. `lane`: reads
+    take turns with those of other chains, see `gate`.
 
     Raises NotBuiltError, CorruptError or ForeignError for the store, ReadError for the drive, BudgetError under the
     floor, MemoryLimitError, UsageError for sizes and waves that are none, or a trace that records another chain.
     """
-    for what, value, kind in (("loader", loader, LoaderOptions), ("trace", trace, Trace)):
+    for what, value, kind in (("loader", loader, LoaderOptions), ("trace", trace, Trace), ("lane", lane, Lane)):
         if value is not None and not isinstance(value, kind):
             raise UsageError(f"{what} cannot be {value!r}", remedy=f"give a {kind.__name__}, or leave it out")
     folder = resolve(Path(repository), name, version)
     with _memory_errors(name):
         options = loader or LoaderOptions()
-        chain = Chain(folder, read_manifest(folder), budget=budget, loader=options, mode=mode, wave=wave, trace=trace)
+        manifest = read_manifest(folder)
+        chain = Chain(
+            folder, manifest, budget=budget, loader=options, mode=mode, wave=wave, trace=trace, lane=lane
+        )  # fmt: skip
     try:
         chain.start()
     except RuntimeError as error:
@@ -143,6 +149,7 @@ class Chain:
         mode: Mode = "auto",
         wave: int = 1,
         trace: Trace | None = None,
+        lane: Lane | None = None,
     ) -> None:
         """Opens everything but reads nothing ahead before `start`; `open_chain` is the way in."""
         self.manifest = manifest
@@ -153,7 +160,7 @@ class Chain:
         self._runtime = backends.runtime(manifest)
         with _closed_on_failure(self._runtime):
             _require_fit(folder, manifest, self._runtime)
-            scheduled = self._open_engines(folder, arena_bytes, loader.resolved(manifest.profile), mode, trace)
+            scheduled = self._open_engines(folder, arena_bytes, loader.resolved(manifest.profile), mode, trace, lane)
         self._loader = self._supply.loader
         self._trace = trace
         self._turn = threading.RLock()  # a signal handler may close the chain while its thread takes the turn
@@ -181,7 +188,13 @@ class Chain:
             self._open_trace(trace)
 
     def _open_engines(
-        self, folder: Path, arena_bytes: int, loader: LoaderOptions, mode: Mode, trace: Trace | None
+        self,
+        folder: Path,
+        arena_bytes: int,
+        loader: LoaderOptions,
+        mode: Mode,
+        trace: Trace | None,
+        lane: Lane | None,
     ) -> Scheduled | None:
         """Open what executes, and the memory for it."""
         manifest = self.manifest
@@ -200,7 +213,7 @@ class Chain:
         self._buffers = [self._new_buffers() for _ in range(1 if self._runtime.in_host_memory else self.footprint.wave)]
         buffers = self._buffers[0].tensors
         if scheduled:
-            self._supply = stream(folder, manifest, scheduled, self._runtime, buffers, loader, trace)
+            self._supply = stream(folder, manifest, scheduled, self._runtime, buffers, loader, trace, lane)
         else:
             self._supply = keep(folder, manifest, self._blocks, self._runtime, buffers, loader)
         return scheduled
@@ -296,14 +309,18 @@ class Chain:
             where = f"request {number}, {error.where}" if error.where else f"request {number}"
             raise InputError(error.what, where=where, remedy=error.remedy) from error
 
-    def _room_for(self, wanted: int) -> int:
-        """How many requests a wave may have, of `wanted`; says, once, if it is fewer where weights are streamed."""
+    def room(self, wanted: int) -> int:
+        """How many of `wanted` requests a wave of `run_many` can have: 1 where nothing is streamed."""
         if self._supply.mode == "resident":
             return 1
         spare = self._budget - self.footprint.fixed - self._supply.arena.size
         each = max(self.footprint.request, self._packing.nbytes + self._packing.output_bytes)
-        room = 1 + spare // each if each else wanted
-        if room < wanted:
+        return min(wanted, 1 + spare // each) if each else wanted
+
+    def _room_for(self, wanted: int) -> int:
+        """How many requests a wave may have, of `wanted`; says, once, if it is fewer where weights are streamed."""
+        room = self.room(wanted)
+        if room < wanted and self._supply.mode != "resident":
             self._note(
                 "wave",
                 f"waves of {wanted} requests were asked for and the budget leaves room for {room}: open the chain with "
@@ -438,6 +455,11 @@ class Chain:
         produced: dict[str, Any] = self._supply.engines[index].execute(request.live, into)
         self._asked.append(_Asked(g, place, begin, self._runtime.mark()))
         return produced
+
+    @property
+    def awaits_drive(self) -> bool:
+        """Whether a run waits for weights that the drive is about to bring. Takes no lock."""
+        return self._loader.awaits_drive
 
     @property
     def stall_seconds(self) -> float:
