@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trt_layering.config import Duration, Loader, Model, ReadSize, Share, Size, Tolerance, load, resolve_model
+from trt_layering.config import Duration, Loader, Model, ReadSize, Service, Share, Size, Tolerance, load, resolve_model
 from trt_layering.errors import ConfigError, ModelError
 from trt_layering.shapes import ShapeRange
 
@@ -259,12 +259,49 @@ def test_settings_tell_where_each_came_from(write):
     assert settings["models[0].shapes.b:0"] == ("2x3", f"{path}:11")
     assert settings["models[0].precision"] == ("fp32", "default")
     assert settings["models[1].optimise"] == ("false", f"{path}:12")
-    shared = [settings[f"models[{index}].{key}"][0] for index in (1, 3)
-              for key in ("share", "priority", "deadline", "wave")]  # fmt: skip
-    assert shared == [
-        "auto", "1", "none", "4 (for the service, not used yet)",
-        "20.0 MiB", "2.5", "100 ms", "8 (for the service, not used yet)",
-    ]  # fmt: skip
+    keys = ("share", "priority", "deadline", "wave")
+    shared = [settings[f"models[{index}].{key}"][0] for index in (1, 3) for key in keys]
+    assert shared == ["auto", "1", "none", "4", "20.0 MiB", "2.5", "100 ms", "8"]
+
+
+def test_the_service(write):
+    text = """\
+service: {host: "::1", port: 0, metrics_port: null, max_queue: 2, max_body: 1MiB, request_timeout: 500ms, drain: 2s,
+  token_file: secret}
+"""
+    assert load(write(text)).deployment.service == Service(
+        host="::1", port=0, metrics_port=None, max_queue=2, max_body=Size(1 << 20), request_timeout=Duration(0.5),
+        drain=Duration(2), token_file="secret",
+    )  # fmt: skip
+    assert load(write("repository: here")).deployment.service == Service()
+    assert load(write("service: {port: 0, metrics_port: 0}")).deployment.service.metrics_port == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "field", "words"),
+    [
+        ("port: http", "port", "Expected a whole number, got text"),
+        ("port: -1", "port", ">= 0"),
+        ("port: 65536", "port", "<= 65535"),
+        ("port: 8002", "metrics_port", "the same port, 8002"),
+        ("metrics_port: none", "metrics_port", "Expected a whole number, or null, got text"),
+        ("host: 5", "host", "Expected text"),
+        ("host: ''", "host", "length >= 1"),
+        ("max_queue: 0", "max_queue", ">= 1"),
+        ("max_body: 0", "max_body", "above zero"),
+        ("max_body: much", "max_body", "'much' is not a size"),
+        ("request_timeout: 60", "request_timeout", "60 is not a time"),
+        ("drain: 0s", "drain", "above zero"),
+        ("token_file: [a]", "token_file", "Expected text, or null"),
+        ("tokenfile: a", "tokenfile", "did you mean 'token_file'?"),
+    ],
+)
+def test_mistakes_of_the_service(write, said, field, words):
+    path = write(f"repository: here\nservice: {{{said}}}\n")
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert caught.value.where == f"{path}:2: service.{field}"
+    assert words in str(caught.value)
 
 
 def test_choosing_a_model(write):

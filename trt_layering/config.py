@@ -31,8 +31,6 @@ _PACKAGE = "package:"
 _NAME = r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}\Z"
 AUTO = "auto"
 _EXAMPLES = "see configs/ for examples"
-_UNUSED = ("wave",)
-"""Keys of what is to come: checked, and nothing reads them yet."""
 _PLAIN_WORDS = {
     "`object`": "a mapping",
     "`array`": "a list",
@@ -41,6 +39,8 @@ _PLAIN_WORDS = {
     "`float`": "a number",
     "`bool`": "true or false",
     "`null`": "nothing",
+    "`int | null`": "a whole number, or null",
+    "`str | null`": "text, or null",
 }
 
 
@@ -109,8 +109,7 @@ class Model(_Section, frozen=True):
 
     `onnx` is a path, or `package:ddddocr/common.onnx` for a file inside an installed package. `binding` and `placement`
     are TensorRT's: how engines get their weights, and through which memory these come. `share`, `priority` and
-    `deadline` are for `sharing.division`; `wave` is the most requests that are executed together, for the service;
-    nothing reads it yet.
+    `deadline` are for `sharing.division`; `wave` is the most requests that the service executes together.
     """
 
     name: Annotated[str, msgspec.Meta(pattern=_NAME)]
@@ -144,12 +143,32 @@ class Model(_Section, frozen=True):
         }  # fmt: skip
 
 
+_Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+
+
+class Service(_Section, frozen=True):
+    """What `serve` listens on and what it allows: requests that wait for a model, bytes of a body, how long a request
+    may take, and how long those under way have when it ends. Port 0 is any that is free; no `metrics_port`, no metrics.
+    Where `host` is no loopback address, `token_file` is a must.
+    """
+
+    host: Annotated[str, msgspec.Meta(min_length=1, max_length=255)] = "127.0.0.1"
+    port: _Port = 8000
+    metrics_port: _Port | None = 8002
+    max_queue: Annotated[int, msgspec.Meta(ge=1, le=65536)] = 64
+    max_body: Size = Size(64 << 20)
+    request_timeout: Duration = Duration(60)
+    drain: Duration = Duration(20)
+    token_file: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+
+
 class Deployment(_Section, frozen=True):
     """A whole file. Relative paths count from the folder in which the command runs."""
 
     repository: str = "engines"
     memory_budget: Size | None = None
     loader: Loader = msgspec.field(default_factory=Loader)
+    service: Service = msgspec.field(default_factory=Service)
     models: tuple[Model, ...] = ()
 
 
@@ -201,8 +220,7 @@ class Config:
         else:
             line = self.lines.get(path)
             origin = "default" if line is None else f"{self.path}:{line}"
-            later = " (for the service, not used yet)" if path.rpartition(".")[2] in _UNUSED else ""
-            return [Setting(path, f"{_words(value)}{later}", origin)]
+            return [Setting(path, _words(value), origin)]
         return [setting for part_path, part in parts for setting in self._walk(part, part_path)]
 
 
@@ -219,6 +237,10 @@ def load(path: Path | str) -> Config:
         if name in names[:index]:
             place = f"models[{index}].name"
             raise document.error(f"two models are called {name!r}", place, "give each model a name of its own")
+    service = deployment.service
+    if service.port and service.port == service.metrics_port:
+        what = f"the service and its metrics have the same port, {service.port}"
+        raise document.error(what, "service.metrics_port", "give each a port of its own")
     return Config(path, deployment, document.lines)
 
 
@@ -451,8 +473,8 @@ def _index(path: Path, node: yaml.Node, place: str, lines: dict[str, int], seen:
 
 
 def _section_at(place: str) -> type[_Section]:
-    if place == "loader":
-        return Loader
+    if place in ("loader", "service"):
+        return Loader if place == "loader" else Service
     return Model if place.startswith("models") else Deployment
 
 

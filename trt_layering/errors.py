@@ -14,7 +14,12 @@ LayeringError                exit status 1
 ├── BackendError             1  the inference engine refused or failed
 ├── ReadError                1  the drive failed while weights were being read
 ├── MemoryLimitError         1  the machine could not give the memory the schedule needs
-└── ClosedError              1  the chain was closed while or before it was used
+├── ClosedError              1  the chain was closed while or before it was used
+└── ServiceError             1  a deployment does not serve this request
+    ├── QueueFullError       1  as many requests wait for the model as may
+    ├── UnavailableError     1  the model is not loaded, or cannot be served; says why
+    ├── UnknownModelError    1  there is no model of that name
+    └── TimedOutError        1  the request's time was over before it had its answer
 """
 
 from __future__ import annotations
@@ -104,4 +109,24 @@ class MemoryLimitError(LayeringError):
 
 
 class ClosedError(LayeringError):
+    pass
+
+
+class ServiceError(LayeringError):
+    pass
+
+
+class QueueFullError(ServiceError):
+    pass
+
+
+class UnavailableError(ServiceError):
+    pass
+
+
+class UnknownModelError(ServiceError):
+    pass
+
+
+class TimedOutError(ServiceError):
     pass

@@ -162,12 +162,12 @@ def _first_runs(folder: Path, draft: Chain, trials: Sequence[child.Feeds]) -> tu
 def _on_the_device(draft: Chain, device_bytes: int, host_bytes: int, shapes: Mapping[str, Any]) -> Memory:
     """The memory of a chain at its floor, which took `device_bytes` of the GPU's memory and `host_bytes` of the
     process's. What is allocated by us is known; the rest is TensorRT's and the driver's."""
-    from trt_layering.runtime.activations import Packing, nbytes
+    from trt_layering.runtime.activations import Packing, device_nbytes
     from trt_layering.runtime.footprint import Footprint
 
     assert draft.tensorrt is not None
     packing, needs = Packing.of(draft, draft.blocks), Footprint.of(draft)
-    activations = packing.nbytes + sum(nbytes(value) or 0 for value in packing.ends)
+    activations = packing.nbytes + sum(device_nbytes(value) or 0 for value in packing.ends)
     known = activations + draft.tensorrt.scratch + needs.largest_block + draft.memory.slots
     return msgspec.structs.replace(
         draft.memory, activations=activations, scratch=draft.tensorrt.scratch,

@@ -6,7 +6,7 @@ May import numpy, the schedule and the manifest's types. Nothing here fails but 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,10 @@ import numpy as np
 from msgspec.structs import replace
 
 from trt_layering.schedule.activations import Lifetime, pack
-from trt_layering.store.manifest import Block, Chain, Value
+from trt_layering.store.manifest import Block, Chain, Value, tensor_nbytes
 
 Array = np.ndarray[Any, Any]
+SizeOf = Callable[[Value], int | None]
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class Packing:
     def of(cls, chain: Chain, blocks: Sequence[Block]) -> Packing:
         """For `blocks` of `chain`, one after the other. Where a value's shape has a range, for the largest."""
         inputs, blocks = _largest(chain, chain.inputs), _at_largest(chain, blocks)
-        static, ends = static_outputs(inputs, blocks), {value.name for value in chain.outputs}
+        size_of = device_nbytes if chain.tensorrt else nbytes
+        static, ends = static_outputs(inputs, blocks, size_of), {value.name for value in chain.outputs}
         last = {name: index for index, names in enumerate(last_uses(blocks)) for name in names}
         produced = [
             (value, index)
@@ -41,11 +43,11 @@ class Packing:
             for value in block.outputs
             if value.name in static and value.name not in ends
         ]
-        lifetimes = [Lifetime(nbytes(v) or 0, index, last.get(v.name, index)) for v, index in produced]
+        lifetimes = [Lifetime(size_of(v) or 0, index, last.get(v.name, index)) for v, index in produced]
         offsets, size = pack(lifetimes)
         places = tuple((value, offset) for (value, _), offset in zip(produced, offsets, strict=True))
         outputs = [value for value in static.values() if value.name in ends]
-        return cls(places, size, (*inputs, *outputs), sum(nbytes(value) or 0 for value in outputs))
+        return cls(places, size, (*inputs, *outputs), sum(size_of(value) or 0 for value in outputs))
 
 
 def _largest(chain: Chain, values: Sequence[Value]) -> tuple[Value, ...]:
@@ -59,12 +61,13 @@ def _at_largest(chain: Chain, blocks: Sequence[Block]) -> Sequence[Block]:
     ]
 
 
-def static_outputs(inputs: Sequence[Value], blocks: Sequence[Block]) -> dict[str, Value]:
-    """Activations of known size by name. Where an input's size varies there are none: what a file declares of values
-    behind it need not hold for the next input."""
-    if any(nbytes(value) is None for value in inputs):
+def static_outputs(inputs: Sequence[Value], blocks: Sequence[Block], size_of: SizeOf | None = None) -> dict[str, Value]:
+    """Activations of known size by name; `size_of`: `nbytes`, or another. Where an input's size varies there are none:
+    what a file declares of values behind it need not hold for the next input."""
+    size_of = size_of or nbytes
+    if any(size_of(value) is None for value in inputs):
         return {}
-    return {value.name: value for block in blocks for value in block.outputs if nbytes(value) is not None}
+    return {value.name: value for block in blocks for value in block.outputs if size_of(value) is not None}
 
 
 def last_uses(blocks: Sequence[Block]) -> list[list[str]]:
@@ -87,6 +90,15 @@ def nbytes(value: Value) -> int | None:
     except TypeError:
         return None
     return math.prod(fixed_shape(value)) * dtype.itemsize or None if dtype.isbuiltin == 1 else None
+
+
+def device_nbytes(value: Value) -> int | None:
+    """Bytes that a device needs for a value whose shape is known: at least one, so that it has an address; None for
+    others."""
+    if value.shape is None or not all(isinstance(dim, int) for dim in value.shape):
+        return None
+    size = tensor_nbytes(value.dtype, fixed_shape(value))
+    return None if size is None else max(size, 1)
 
 
 def empty(value: Value) -> Array:

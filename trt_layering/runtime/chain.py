@@ -26,10 +26,18 @@ import numpy as np
 
 from trt_layering import backends
 from trt_layering.backends.base import Buffers, Mark, Runtime
-from trt_layering.errors import BackendError, ClosedError, ForeignError, InputError, MemoryLimitError, UsageError
+from trt_layering.errors import (
+    ClosedError,
+    ForeignError,
+    InputError,
+    LayeringError,
+    MemoryLimitError,
+    UsageError,
+)
 from trt_layering.runtime.activations import Packing, empty, last_uses, static_outputs
 from trt_layering.runtime.feeds import checked
 from trt_layering.runtime.footprint import USUAL_WAVE, Footprint, checked_wave
+from trt_layering.runtime.gate import Lane
 from trt_layering.runtime.loader import LoaderOptions
 from trt_layering.runtime.origin import measured_elsewhere
 from trt_layering.runtime.schedules import Mode, Scheduled, scheduled
@@ -38,9 +46,12 @@ from trt_layering.runtime.trace import Event, Trace
 from trt_layering.shapes import format_shape
 from trt_layering.store.manifest import Chain as Manifest
 from trt_layering.store.manifest import Value, read_manifest, rebuild_remedy, resolve
-from trt_layering.units import parse_size
+from trt_layering.units import format_size, parse_size
 
 log = logging.getLogger("trt_layering")
+
+_UNPLANNED_PERCENT, _UNPLANNED = 5, 8 << 20
+"""How much more than planned a device may give before that is told."""
 
 Array = np.ndarray[Any, Any]
 Found = TypeVar("Found")
@@ -58,6 +69,7 @@ def open_chain(
     mode: Mode = "auto",
     wave: int = 1,
     trace: Trace | None = None,
+    lane: Lane | None = None,
 ) -> Chain:
     """Open the newest finished version (or `version`) of chain `name`, ready to run within `budget` bytes.
 
@@ -66,18 +78,22 @@ def open_chain(
     when this returns. Each engine has a thread pool of its own, unless the process asked for one with
     `share_thread_pool`. The arena leaves room in the budget for waves of `wave` requests, see `Chain.run_many`, which
     raises the floor. `trace` records what the chain does. `mode` is for comparisons: "sequential" loads each block when
-    the one before it has executed, "double" is the fixed double buffer, two halves of the arena in turn.
+    the one before it has executed, "double" is the fixed double buffer, two halves of the arena in turn. `lane`: reads
+    take turns with those of other chains, see `gate`.
 
     Raises NotBuiltError, CorruptError or ForeignError for the store, ReadError for the drive, BudgetError under the
     floor, MemoryLimitError, UsageError for sizes and waves that are none, or a trace that records another chain.
     """
-    for what, value, kind in (("loader", loader, LoaderOptions), ("trace", trace, Trace)):
+    for what, value, kind in (("loader", loader, LoaderOptions), ("trace", trace, Trace), ("lane", lane, Lane)):
         if value is not None and not isinstance(value, kind):
             raise UsageError(f"{what} cannot be {value!r}", remedy=f"give a {kind.__name__}, or leave it out")
     folder = resolve(Path(repository), name, version)
     with _memory_errors(name):
         options = loader or LoaderOptions()
-        chain = Chain(folder, read_manifest(folder), budget=budget, loader=options, mode=mode, wave=wave, trace=trace)
+        manifest = read_manifest(folder)
+        chain = Chain(
+            folder, manifest, budget=budget, loader=options, mode=mode, wave=wave, trace=trace, lane=lane
+        )  # fmt: skip
     try:
         chain.start()
     except RuntimeError as error:
@@ -133,6 +149,7 @@ class Chain:
         mode: Mode = "auto",
         wave: int = 1,
         trace: Trace | None = None,
+        lane: Lane | None = None,
     ) -> None:
         """Opens everything but reads nothing ahead before `start`; `open_chain` is the way in."""
         self.manifest = manifest
@@ -141,31 +158,15 @@ class Chain:
         arena_bytes = self.footprint.arena(self._budget, manifest)
         backends.check(folder, manifest)
         self._runtime = backends.runtime(manifest)
-        _require_fit(folder, manifest, self._runtime)
-        loader = loader.resolved(manifest.profile)
-        if manifest.memory.staging:
-            loader = loader.within(manifest.memory.staging)
-        scheduled = self._schedule(folder, arena_bytes, loader, mode)
-        self._blocks = tuple(part.block for part in scheduled.parts) if scheduled else manifest.whole or manifest.blocks
-        # Of known size, so that arrays for the caller can be made before they are written.
-        self._static = static_outputs(manifest.inputs, self._blocks) if self._runtime.in_host_memory else {}
-        self._ranges = manifest.tensorrt.ranges if manifest.tensorrt else {}
-        self._outputs = {value.name for value in manifest.outputs}
-        self._drops = last_uses(self._blocks)
-        self._made = [[v for v in block.outputs if v.name in self._outputs] for block in self._blocks]
-        self._packing = Packing.of(manifest, self._blocks)
-        self._buffers = [self._new_buffers()]  # of the chain, then of further requests of a wave
-        buffers = self._buffers[0].tensors
-        if scheduled:
-            self._supply = stream(folder, manifest, scheduled, self._runtime, buffers, loader, trace)
-        else:
-            self._supply = keep(folder, manifest, self._blocks, self._runtime, buffers, loader)
+        with _closed_on_failure(self._runtime):
+            _require_fit(folder, manifest, self._runtime)
+            scheduled = self._open_engines(folder, arena_bytes, loader.resolved(manifest.profile), mode, trace, lane)
         self._loader = self._supply.loader
         self._trace = trace
         self._turn = threading.RLock()  # a signal handler may close the chain while its thread takes the turn
         self._runner = 0
         self._process = os.getpid()
-        self._finalizer = weakref.finalize(self, _close_behind, self._supply, self._turn, self._process)
+        self._finalizer = weakref.finalize(self, _close_behind, self._supply, self._runtime, self._turn, self._process)
         self._notes = {}
         for note in measured_elsewhere(manifest.profile, folder):
             self._notes["profile"] = note
@@ -181,9 +182,41 @@ class Chain:
         self._unfinished = False
         self._sweeps = self._requests = 0
         self._stall_seconds = self._execute_seconds = 0.0
+        self._compare_with_driver()
         self._tell()
         if trace is not None:
             self._open_trace(trace)
+
+    def _open_engines(
+        self,
+        folder: Path,
+        arena_bytes: int,
+        loader: LoaderOptions,
+        mode: Mode,
+        trace: Trace | None,
+        lane: Lane | None,
+    ) -> Scheduled | None:
+        """Open what executes, and the memory for it."""
+        manifest = self.manifest
+        if manifest.memory.staging:
+            loader = loader.within(manifest.memory.staging)
+        scheduled = self._schedule(folder, arena_bytes, loader, mode)
+        self._blocks = tuple(part.block for part in scheduled.parts) if scheduled else manifest.whole or manifest.blocks
+        # Of known size, so that arrays for the caller can be made before they are written.
+        self._static = static_outputs(manifest.inputs, self._blocks) if self._runtime.in_host_memory else {}
+        self._ranges = manifest.tensorrt.ranges if manifest.tensorrt else {}
+        self._outputs = {value.name for value in manifest.outputs}
+        self._drops = last_uses(self._blocks)
+        self._made = [[v for v in block.outputs if v.name in self._outputs] for block in self._blocks]
+        self._packing = Packing.of(manifest, self._blocks)
+        # Of the chain, then of further requests of a wave; a device's memory is taken before the first run.
+        self._buffers = [self._new_buffers() for _ in range(1 if self._runtime.in_host_memory else self.footprint.wave)]
+        buffers = self._buffers[0].tensors
+        if scheduled:
+            self._supply = stream(folder, manifest, scheduled, self._runtime, buffers, loader, trace, lane)
+        else:
+            self._supply = keep(folder, manifest, self._blocks, self._runtime, buffers, loader)
+        return scheduled
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -276,14 +309,18 @@ class Chain:
             where = f"request {number}, {error.where}" if error.where else f"request {number}"
             raise InputError(error.what, where=where, remedy=error.remedy) from error
 
-    def _room_for(self, wanted: int) -> int:
-        """How many requests a wave may have, of `wanted`; says, once, if it is fewer where weights are streamed."""
+    def room(self, wanted: int) -> int:
+        """How many of `wanted` requests a wave of `run_many` can have: 1 where nothing is streamed."""
         if self._supply.mode == "resident":
             return 1
         spare = self._budget - self.footprint.fixed - self._supply.arena.size
         each = max(self.footprint.request, self._packing.nbytes + self._packing.output_bytes)
-        room = 1 + spare // each if each else wanted
-        if room < wanted:
+        return min(wanted, 1 + spare // each) if each else wanted
+
+    def _room_for(self, wanted: int) -> int:
+        """How many requests a wave may have, of `wanted`; says, once, if it is fewer where weights are streamed."""
+        room = self.room(wanted)
+        if room < wanted and self._supply.mode != "resident":
             self._note(
                 "wave",
                 f"waves of {wanted} requests were asked for and the budget leaves room for {room}: open the chain with "
@@ -328,14 +365,17 @@ class Chain:
         self._sweeps += 1
         self._requests += len(wave)
         self._unfinished = False
+        if self._sweeps == 1:  # engines that come with their weights are there now
+            self._compare_with_driver()
         return results
 
     def _recover(self) -> None:
-        """Let the loader leave what the last sweep did not get to, if it did not end."""
+        """Let the loader leave what the last sweep did not get to, if it did not end, once nothing of it uses weights
+        any more: neither what the sweep has marks of, nor what failed before there was one."""
         if self._unfinished:
-            while self._asked:
-                with contextlib.suppress(BackendError):  # what failed has been told
-                    self._asked.popleft().mark.wait()
+            self._asked.clear()
+            with contextlib.suppress(LayeringError):  # what failed has been told
+                self._runtime.mark().wait()
             self._loader.abandon(self._next)
             self._unfinished = False
 
@@ -417,6 +457,11 @@ class Chain:
         return produced
 
     @property
+    def awaits_drive(self) -> bool:
+        """Whether a run waits for weights that the drive is about to bring. Takes no lock."""
+        return self._loader.awaits_drive
+
+    @property
     def stall_seconds(self) -> float:
         """Seconds that execution has waited for weights."""
         return self._stall_seconds
@@ -495,6 +540,24 @@ class Chain:
                 f"memory was measured: the budget may be exceeded; build with --max-shape {name}:...",
             )
 
+    def _compare_with_driver(self) -> None:
+        """Say, once, that a device gave noticeably more than was planned."""
+        taken, planned = self._runtime.device_bytes(), self._planned_bytes()
+        if taken > planned + max(planned * _UNPLANNED_PERCENT // 100, _UNPLANNED):
+            self._note(
+                "device",
+                f"the GPU gave {format_size(taken)} since the chain began to open, where {format_size(planned)} were "
+                "planned: the budget is exceeded, unless other programs took the rest; build the chain again on this "
+                "machine",
+            )
+
+    def _planned_bytes(self) -> int:
+        """What the chain may have taken by now."""
+        further = (len(self._buffers) - 1) * self.footprint.request
+        if self._supply.mode == "resident":
+            return self.footprint.resident + further
+        return self.footprint.fixed + self._supply.arena.size + further
+
     def _note(self, kind: str, words: str) -> None:
         """Keep the first fallback of each `kind`, and say it."""
         self._notes.setdefault(kind, words)
@@ -525,19 +588,29 @@ class Chain:
             raise
 
 
-def _close_behind(supply: Supply, turn: AbstractContextManager[Any], process: int) -> None:
+@contextmanager
+def _closed_on_failure(runtime: Runtime) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        runtime.close()
+        raise
+
+
+def _close_behind(supply: Supply, runtime: Runtime, turn: AbstractContextManager[Any], process: int) -> None:
     """Close what a chain owned that nobody holds any more, or that is open as the interpreter ends: then a thread that
     still runs it is waited for. One of the loader's own threads may have found it, in the middle of a read. A forked
     process has none of these threads, and leaves it to its parent."""
     if os.getpid() != process:
         return
     if supply.owns_this_thread():
-        arguments = (supply, turn, process)
+        arguments = (supply, runtime, turn, process)
         threading.Thread(target=_close_behind, args=arguments, name="trt-layering-close").start()
         return
     supply.loader.stop()
     with turn:
         supply.close()
+        runtime.close()
 
 
 def _require_fit(folder: Path, manifest: Manifest, runtime: Runtime) -> None:

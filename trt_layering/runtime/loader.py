@@ -16,12 +16,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, get_args
 
 from trt_layering.backends.base import Arena
 from trt_layering.errors import ClosedError, LayeringError, ReadError, UsageError
+from trt_layering.runtime.gate import Lane
 from trt_layering.runtime.pace import ReadMeter, usual_seconds
 from trt_layering.runtime.trace import ReadEvent, Trace
 from trt_layering.schedule.residency import Read, Schedule
@@ -100,7 +102,8 @@ class Loader:
 
     `extents` are all those of the chain, by index, and `profile` says how long they usually take. The loader owns its
     threads from `start` to `stop`; it borrows `arena` and `file`, which must stay open until `stop` has returned, and
-    `trace`, to which it adds its reads. `clock` is replaced by tests.
+    `trace`, to which it adds its reads. With a `lane`, reads take their turn among those of other loaders. `clock` is
+    replaced by tests.
     """
 
     def __init__(
@@ -113,12 +116,13 @@ class Loader:
         *,
         profile: Profile = UNMEASURED,
         trace: Trace | None = None,
+        lane: Lane | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._schedule, self._extents, self._arena, self._file = schedule, extents, arena, file
         self._verify = options.verify
         self._count = len(schedule.reads)
-        self._trace, self._clock = trace, clock
+        self._trace, self._lane, self._clock = trace, lane, clock
         self._usual = usual_seconds(extents, profile)
         self._lock = threading.RLock()  # a signal handler may come while its thread holds it
         self._arrived = threading.Condition(self._lock)
@@ -134,6 +138,7 @@ class Loader:
         self._unread: dict[int, int] = {}  # by block number, how many of its reads have not ended
         self._missing: dict[int, int] = {}  # and how many pieces are not at their place
         self._under_way = 0
+        self._waiters = 0
         self._held = 0  # of these, reads that have ended and wait for their place
         self._resume_at: int | None = None
         self._stopping = self._paused = False
@@ -173,6 +178,7 @@ class Loader:
             self._arrived.notify_all()
             self._may_read.notify_all()
             self._may_put.notify_all()
+            self._wake_lane()
 
     def stop(self) -> None:
         """End all threads and wait for them; whoever waits for a block gets ClosedError."""
@@ -194,12 +200,21 @@ class Loader:
             if self._is_loaded(g) and not self._stopping:
                 return 0.0
             begin = self._clock()
-            self._arrived.wait_for(lambda: self._is_loaded(g) or self._has_failed() or self._stopping)
+            self._waiters += 1
+            try:
+                self._arrived.wait_for(lambda: self._is_loaded(g) or self._has_failed() or self._stopping)
+            finally:
+                self._waiters -= 1
             if self._stopping:
                 raise ClosedError("the chain was closed while it ran", remedy="open it again")
             if self._error is not None and not self._is_loaded(g):
                 raise self._error.with_traceback(None)  # else it would hold the frames of all runs it ever ended
             return self._clock() - begin
+
+    @property
+    def awaits_drive(self) -> bool:
+        """Whether somebody waits for a block while the drive has a read to end. Takes no lock."""
+        return self._waiters > 0 and self._under_way > self._held
 
     def has_loaded(self, g: int) -> bool:
         """Whether block number `g` may execute now."""
@@ -245,6 +260,7 @@ class Loader:
         with self._lock:
             self._resume_at = g
             self._may_put.notify_all()
+            self._wake_lane()
             if self._under_way == 0:
                 self._resume(g)
 
@@ -322,8 +338,9 @@ class Loader:
         read, begin, arrived = task.read, self._clock(), 0
         try:
             landing = self._arena.landing(thread, read.target, read.length)
-            begin = self._clock()
-            self._file.read_into(landing.memory, self._extents[read.extent].offset + read.offset)
+            with self._turn():
+                begin = self._clock()
+                self._file.read_into(landing.memory, self._extents[read.extent].offset + read.offset)
             arrived = read.length
         finally:
             self._count_in(task, thread, begin, arrived)
@@ -336,6 +353,23 @@ class Loader:
                     self._publish(task.g)
         with self._lock:
             self._leave()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """One read, when it is this loader's turn to read; at once where it has the drive to itself. Called without the
+        lock."""
+        if self._lane is None:
+            yield
+            return
+        self._lane.enter(lambda: not self._stopping and self._resume_at is None)
+        try:
+            yield
+        finally:
+            self._lane.leave()
+
+    def _wake_lane(self) -> None:
+        if self._lane is not None:
+            self._lane.wake()
 
     def _count_in(self, task: _Task, thread: int, begin: float, arrived: int) -> None:
         """Note that a read has ended, which began at `begin` and brought `arrived` bytes."""

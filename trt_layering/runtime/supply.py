@@ -15,6 +15,7 @@ from typing import Any
 
 from trt_layering.backends.arena import Arena as HostArena
 from trt_layering.backends.base import Arena, Engine, Runtime
+from trt_layering.runtime.gate import Lane
 from trt_layering.runtime.loader import Loader, LoaderOptions
 from trt_layering.runtime.rows import RowReader
 from trt_layering.runtime.schedules import Scheduled
@@ -79,14 +80,15 @@ def stream(
     buffers: Mapping[str, Any],
     options: LoaderOptions,
     trace: Trace | None,
+    lane: Lane | None = None,
 ) -> Supply:
     """Engines over an arena through which the weights pass as `scheduled` says; those that read rows need none. `trace`
-    gets the reads."""
+    gets the reads, which take their turn in `lane`."""
     schedule = scheduled.schedule
     blocks, threads = len(schedule.offsets), options.parallel_reads
     arena = runtime.arena(schedule.arena_bytes, blocks, threads, options.read_bytes)
     file = _open_file(folder, options, arena)
-    loader = Loader(schedule, chain.extents, arena, file, options, profile=chain.profile, trace=trace)
+    loader = Loader(schedule, chain.extents, arena, file, options, profile=chain.profile, trace=trace, lane=lane)
     supply = Supply([], loader, arena, file, schedule.mode, schedule.resident_bytes)
     try:
         if schedule.arena_bytes:

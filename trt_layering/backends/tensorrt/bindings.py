@@ -26,6 +26,7 @@ from trt_layering.errors import BackendError
 from trt_layering.store.manifest import Block
 
 _SLOTS = 2
+_ONCE_MORE = "open the chain again; where it fails again, build it again on this machine"
 _DTYPES = {
     "float32": trt.DataType.FLOAT, "float16": trt.DataType.HALF, "bfloat16": trt.DataType.BF16,
     "int8": trt.DataType.INT8, "int32": trt.DataType.INT32, "int64": trt.DataType.INT64,
@@ -36,13 +37,10 @@ _DTYPES = {
 class Execution:
     """One context, and where what it executes on lies. Addresses and shapes are given to it when they change."""
 
-    def __init__(self, library: Library, engine: trt.ICudaEngine, block: Block) -> None:
-        """Raises BackendError where the engine is not the one of `block`."""
-        self._library, self._where = library, f"{block.name} ({block.file})"
-        self._engine = engine
-        self._context = library.context(engine, self._where)
-        self._inputs = [(f"i{index}", value.name) for index, value in enumerate(block.inputs)]
-        self._outputs = [(f"o{index}", value.name) for index, value in enumerate(block.outputs)]
+    def __init__(self, library: Library, engine: trt.ICudaEngine, where: str) -> None:
+        """`where` names the engine in errors."""
+        self._library, self._engine, self._where = library, engine, where
+        self._context = library.context(engine, where)
         self._addresses: dict[str, int] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
 
@@ -50,18 +48,19 @@ class Execution:
         """Let the engine's input `name` be `weight` from now on."""
         self._place(name, weight.address)
 
-    def __call__(self, live: Mapping[str, Tensor], placed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Ask for one execution on `live`, its results to go to `placed`."""
-        for name, value in self._inputs:
-            self._place(name, live[value].address)
-            self._shape(name, live[value].shape)
-        for name, value in self._outputs:
-            placed[value].take(self._result_shape(name))
-            self._place(name, placed[value].address)
+    def execute(self, block: Block, live: Mapping[str, Tensor], placed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Ask for one execution, as `block`, on `live`, its results to go to `placed`."""
+        for index, value in enumerate(block.inputs):
+            self._place(f"i{index}", live[value.name].address)
+            self._shape(f"i{index}", live[value.name].shape)
+        results = {value.name: placed[value.name] for value in block.outputs}
+        for index, tensor in enumerate(results.values()):
+            tensor.take(self._result_shape(f"o{index}"))
+            self._place(f"o{index}", tensor.address)
         with self._library.device.current():
             asked = self._context.execute_async_v3(self._library.device.compute.handle)
-        self._library.require(asked, "TensorRT did not execute the block", self._where)
-        return {value: placed[value] for _, value in self._outputs}
+        self._library.require(asked, "TensorRT did not execute the block", block.name, _ONCE_MORE)
+        return results
 
     def _place(self, name: str, address: int) -> None:
         if self._addresses.get(name) != address:
@@ -97,16 +96,16 @@ class InputsEngine:
         weights: Mapping[str, Weight],
         buffers: Mapping[str, Tensor],
     ) -> None:
-        self._buffers, self._where = buffers, block.name
-        self._execution: Execution | None = Execution(library, engine, block)
+        self._block, self._buffers = block, buffers
+        self._execution: Execution | None = Execution(library, engine, f"{block.name} ({block.file})")
         for index, name in enumerate(block.weights):
             self._execution.take_weight(f"w{index}", weights[name])
 
     def execute(self, live: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Ask for the block once."""
         if self._execution is None:
-            raise BackendError("the engine is closed", where=self._where)
-        return self._execution(live, {**self._buffers, **into})
+            raise BackendError("the engine is closed", where=self._block.name)
+        return self._execution.execute(self._block, live, {**self._buffers, **into})
 
     def close(self) -> None:
         """Let context and engine go."""
@@ -121,14 +120,10 @@ class Instance:
         self.holds = ""
         """The block whose weights it has."""
         self._library, self._engine = library, engine
-        self._executions: dict[str, Execution] = {}
+        self._execution = Execution(library, engine, plan)
+        self.execute = self._execution.execute
+        self.take_weight = self._execution.take_weight
         self._refitters: dict[str, trt.Refitter] = {}
-
-    def execution(self, block: Block) -> Execution:
-        """How to execute `block`, which has this plan."""
-        if block.name not in self._executions:
-            self._executions[block.name] = Execution(self._library, self._engine, block)
-        return self._executions[block.name]
 
     def refit(self, block: Block, weights: Mapping[str, Weight]) -> None:
         """Ask, on the copy stream, for the weights of `block` to be taken over from where they lie. Each block has a
@@ -137,7 +132,7 @@ class Instance:
             self._refitters[block.name] = self._library.refitter(self._engine, block.name, told(block, weights))
         with self._library.device.current():
             done = self._refitters[block.name].refit_cuda_engine_async(self._library.device.copy.handle)
-        self._library.require(done, "TensorRT did not take the weights over", block.name)
+        self._library.require(done, "TensorRT did not take the weights over", block.name, _ONCE_MORE)
 
     def release_refit_resources(self) -> None:
         """Give back what refits took beside the weights, where the version can."""
@@ -199,7 +194,7 @@ class RefitEngine:
         buffers: Mapping[str, Tensor],
     ) -> None:  # fmt: skip
         self._library, self._slots, self._block, self._plan = library, slots, block, plan
-        self.plan = block.digest
+        self.plan = block.file
         self._weights, self._buffers = dict(weights), buffers
 
     def ready(self) -> Instance:
@@ -207,16 +202,22 @@ class RefitEngine:
         them."""
         instance = self._slots.find(self._block.name)
         if instance is None:
-            instance, refitted = self._slots.take(self._block.digest, self._plan.engine)
-            instance.refit(self._block, self._weights)
-            refitted.record(self._library.device.copy)
-            self._library.device.compute.wait(refitted)
+            instance, refitted = self._slots.take(self._block.file, self._plan.engine)
+            if self._weights:
+                self._refit(instance, refitted)
             instance.holds = self._block.name
         return instance
 
+    def _refit(self, instance: Instance, refitted: Event) -> None:
+        try:
+            instance.refit(self._block, self._weights)
+        finally:  # what was asked for reads the arena, even where it was not all
+            refitted.record(self._library.device.copy)
+            self._library.device.compute.wait(refitted)
+
     def execute(self, live: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Ask for the refit, if there has to be one, and for the block once."""
-        return self.ready().execution(self._block)(live, {**self._buffers, **into})
+        return self.ready().execute(self._block, live, {**self._buffers, **into})
 
     def close(self) -> None:
         """The slots hold the engine."""
@@ -243,7 +244,7 @@ class SwapEngine:
 
     def execute(self, live: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Make the engine, if it is not there, and ask for the block once."""
-        return self.ready().execution(self._block)(live, {**self._buffers, **into})
+        return self.ready().execute(self._block, live, {**self._buffers, **into})
 
     def close(self) -> None:
         """The slots hold the engine."""
@@ -260,7 +261,7 @@ class KeptEngine:
         """Ask for the block once."""
         if self._instance is None:
             raise BackendError("the engine is closed", where=self._block.name)
-        return self._instance.execution(self._block)(live, {**self._buffers, **into})
+        return self._instance.execute(self._block, live, {**self._buffers, **into})
 
     def close(self) -> None:
         """Let the engine go."""

@@ -25,7 +25,7 @@ from trt_layering.backends.tensorrt.bindings import (
     SwapEngine,
     first_refits,
 )
-from trt_layering.backends.tensorrt.cuda import Device, Event, HostMemory
+from trt_layering.backends.tensorrt.cuda import Device, DeviceMemory, Event, HostMemory
 from trt_layering.backends.tensorrt.library import Library
 from trt_layering.backends.tensorrt.tensors import DeviceBuffers, Tensor, buffers, bytes_of, empty
 from trt_layering.errors import BackendError
@@ -50,15 +50,18 @@ class TensorRt:
         assert chain.tensorrt is not None, "the manifest is checked when it is read"
         self.fallbacks: list[str] = []
         self._chain, self._how = chain, chain.tensorrt
-        self._device = Device()
-        self._free_before, _ = self._device.memory_info()
-        self._library = Library(self._device, self._how.scratch)
-        self._slots = Slots(self._library)
         self._plans: dict[str, Plan] = {}
-        self._kept: list[HostMemory] = []
+        self._kept: dict[int, DeviceMemory] = {}
         self._waiting: list[RefitEngine] = []
-        self._buffers: list[DeviceBuffers] = []
-        self._marks: Iterator[Event] = cycle([self._device.event() for _ in range(_MARKS)])
+        self._device = Device()
+        try:
+            self._free_before, _ = self._device.memory_info()
+            self._library = Library(self._device, self._how.scratch)
+            self._slots = Slots(self._library)
+            self._marks: Iterator[Event] = cycle([self._device.event() for _ in range(_MARKS)])
+        except BaseException:
+            self._device.close()
+            raise
 
     version = staticmethod(present.version)
     fingerprint = staticmethod(present.fingerprint)
@@ -81,7 +84,7 @@ class TensorRt:
         if self._how.binding == "swap":
             return SwapEngine(self._library, self._slots, block, next(iter(weights.values())), buffers)
         plan = self._plan(folder, block)
-        if self._how.binding == "inputs":
+        if self._how.binding == "inputs" or not block.weights:
             return InputsEngine(self._library, plan.shared(), block, weights, buffers)
         engine = RefitEngine(self._library, self._slots, block, plan, weights, buffers)
         self._waiting.append(engine)
@@ -104,47 +107,61 @@ class TensorRt:
             if self._how.binding == "swap":
                 engine = self._library.engine(self._whole(block, read), block.name)
                 return KeptEngine(Instance(self._library, block.name, engine), block, buffers)
-            plan, weights = self._plan(folder, block), self._loaded(block, read, staging)
-            if self._how.binding == "inputs":
+            plan = self._plan(folder, block)
+            if self._how.binding == "inputs" or not block.weights:
+                weights = self._loaded(block, self._kept, read, staging)
                 return InputsEngine(self._library, plan.shared(), block, weights, buffers)
-            instance = Instance(self._library, block.name, plan.engine())
-            instance.refit(block, weights)
-            self._device.copy.synchronize()
-            return KeptEngine(instance, block, buffers)
+            return KeptEngine(self._refitted(block, plan, read, staging), block, buffers)
         finally:
             staging.free()
 
-    def _extents(self, block: Block) -> list[Extent]:
-        return [self._chain.extents[index] for index in block.extents]
+    def _refitted(self, block: Block, plan: Plan, read: Read, staging: HostMemory) -> Instance:
+        """An engine that took the block's weights over."""
+        instance = Instance(self._library, block.name, plan.engine())
+        extents: dict[int, DeviceMemory] = {}
+        weights = self._loaded(block, extents, read, staging)
+        if weights:
+            instance.refit(block, weights)
+            self._device.copy.synchronize()
+        for passing in extents.values():
+            passing.free()
+        return instance
 
     def _whole(self, block: Block, read: Read) -> memoryview:
         """The plan that is the block's extent."""
-        (extent,) = self._extents(block)
+        (index,) = block.extents
+        extent = self._chain.extents[index]
         (plan,) = extent.tensors
         array = np.empty(extent.length + PAGE, np.uint8)
         start = -array.ctypes.data % PAGE
         read(array[start : start + extent.length].data, extent.offset)
         return array[start + plan.offset : start + plan.offset + plan.nbytes].data
 
-    def _loaded(self, block: Block, read: Read, staging: HostMemory) -> dict[str, memory.Weight]:
-        """The block's weights in device memory, which stays the runtime's."""
+    def _loaded(
+        self, block: Block, extents: dict[int, DeviceMemory], read: Read, staging: HostMemory
+    ) -> dict[str, memory.Weight]:
+        """The block's weights in device memory: `extents`, by number, to which those are added that are missing."""
         weights = {}
-        for extent in self._extents(block):
-            kept = self._device.allocate(extent.length, f"the weights of {block.name}")
-            for begin in range(0, extent.length, _PIECE):
-                part = staging.memory[: min(_PIECE, extent.length - begin)]
-                read(part, extent.offset + begin)
-                self._device.upload(kept.address + begin, part, self._device.copy)
-                self._device.copy.synchronize()
-            for tensor in extent.tensors:
-                address = kept.address + tensor.offset
+        for index in block.extents:
+            if index not in extents:
+                extents[index] = self._load(self._chain.extents[index], f"the weights of {block.name}", read, staging)
+            for tensor in self._chain.extents[index].tensors:
+                address = extents[index].address + tensor.offset
                 weights[tensor.name] = memory.Weight(address, tensor.nbytes, tensor.dtype, tensor.shape, "device")
         return weights
 
+    def _load(self, extent: Extent, purpose: str, read: Read, staging: HostMemory) -> DeviceMemory:
+        loaded = self._device.allocate(extent.length, purpose)
+        for begin in range(0, extent.length, _PIECE):
+            part = staging.memory[: min(_PIECE, extent.length - begin)]
+            read(part, extent.offset + begin)
+            self._device.upload(loaded.address + begin, part, self._device.copy)
+            self._device.copy.synchronize()
+        return loaded
+
     def buffers(self, places: Sequence[tuple[Value, int]], nbytes: int, ends: Sequence[Value]) -> DeviceBuffers:
         """Device memory for one request, its inputs and outputs included; it stays the runtime's."""
-        self._buffers.append(buffers(self._device, places, nbytes, ends))
-        return self._buffers[-1]
+        return buffers(self._device, places, nbytes, ends)
 
     def feed(self, arrays: Mapping[str, Array], buffers: Buffers) -> dict[str, Tensor]:
         """`arrays` copied to the inputs' memory."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from trt_layering.backends.arena import dtype_of
-from trt_layering.backends.tensorrt.cuda import Device, DeviceMemory, HostMemory
+from trt_layering.backends.tensorrt.cuda import Device
 from trt_layering.errors import BackendError
 from trt_layering.store.manifest import Value, tensor_nbytes
 
@@ -54,15 +54,9 @@ class Tensor:
 
 @dataclass(frozen=True)
 class DeviceBuffers:
-    """One request's activations; see `backends.base.Buffers`. Owns the memory until `free`."""
+    """One request's activations; see `backends.base.Buffers`. The memory is the device's until that is closed."""
 
     tensors: Mapping[str, Tensor]
-    memory: Sequence[DeviceMemory | HostMemory] = field(repr=False)
-
-    def free(self) -> None:
-        """Give the memory back, once nothing uses it."""
-        for memory in self.memory:
-            memory.free()
 
 
 def buffers(device: Device, places: Sequence[tuple[Value, int]], nbytes: int, ends: Iterable[Value]) -> DeviceBuffers:
@@ -81,7 +75,7 @@ def buffers(device: Device, places: Sequence[tuple[Value, int]], nbytes: int, en
         )
         for value, offset in located
     }  # fmt: skip
-    return DeviceBuffers(tensors, (memory, passing))
+    return DeviceBuffers(tensors)
 
 
 def bytes_of(array: Array) -> memoryview:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -150,21 +151,22 @@ class _Trial:
 
     def _bound(self) -> tuple[float, Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Any]]:
         """What it takes to bring an engine up to date, the first time left out, and how to execute it."""
-        from trt_layering.backends.tensorrt.bindings import Execution, Instance
+        from trt_layering.backends.tensorrt.bindings import Instance
 
         library, block = self._library, self._block
+        make = partial(library.engine, memoryview(self._plan), block.name)
+        times = [self._seconds(make) for _ in range(_RUNS if self._case.binding == "swap" else 0)]
+        instance = Instance(library, block.name, make())
+        execute = partial(instance.execute, block)
         if self._case.binding == "swap":
-            times = [self._seconds(lambda: library.engine(memoryview(self._plan), block.name)) for _ in range(_RUNS)]
-            engine = library.engine(memoryview(self._plan), block.name)
-            return median(times[1:]), Execution(library, engine, block)
-        instance = Instance(library, block.name, library.engine(memoryview(self._plan), block.name))
-        weights, execution = self._weights(), instance.execution(block)
+            return median(times[1:]), execute
+        weights = self._weights()
         if self._case.binding == "inputs" or not weights:
             for name, weight in weights.items():
-                execution.take_weight(name, weight)
-            return 0.0, execution
+                instance.take_weight(name, weight)
+            return 0.0, execute
         times = [self._seconds(lambda: instance.refit(block, weights)) for _ in range(_RUNS)]
-        return median(times[1:]), execution
+        return median(times[1:]), execute
 
     def _weights(self) -> dict[str, Weight]:
         import onnx_ir as ir
