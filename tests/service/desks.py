@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-from collections.abc import Mapping
-from concurrent.futures import Future
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
+from trt_layering.config import Service
 from trt_layering.errors import InputError, LayeringError, UnknownModelError
 from trt_layering.runtime.deployment import ModelState
+from trt_layering.service.access import Access, listen
+from trt_layering.service.app import App
+from trt_layering.service.connections import Listener
 from trt_layering.store.manifest import Value
 
 X = Value("x", "float32", ("n", 4))
 Y = Value("y", "float32", ("n", 4))
+USUAL = Service()
 TEXT = Value("x", "string", ("n",))
 
 
@@ -29,8 +37,8 @@ def state(name: str = "tiny", **changes: Any) -> ModelState:
 
 
 class Desk:
-    """As much of `Deployment` as the routes use. Answers doubled inputs at once, or with `patient` when told to; `fault`
-    is raised instead of taking a request or an order. What was asked is kept."""
+    """As much of `Deployment` as the routes use. Answers doubled inputs at once, or with `patient` when told to;
+    `fault` is raised instead of taking a request or an order. What was asked is kept."""
 
     def __init__(self, *states: ModelState, patient: bool = False) -> None:
         self.states = {one.name: one for one in states or (state(),)}
@@ -85,3 +93,33 @@ class Desk:
         self.asked.append(order)
         if isinstance(self.fault, (LayeringError, RuntimeError)):
             raise self.fault
+
+
+@contextmanager
+def listening(
+    desk: Desk, settings: Service = USUAL, access: Access | None = None, *, idle_seconds: float = 30
+) -> Iterator[int]:
+    """`desk` behind a real socket: its port, while a thread serves it."""
+    ready: Future[tuple[asyncio.AbstractEventLoop, Listener]] = Future()
+    listener = listen("127.0.0.1", 0, "port")
+
+    async def serve(computing: ThreadPoolExecutor) -> None:
+        app = App(desk, list(desk.states), settings, access or Access(), computing=computing, waiting=computing)  # type: ignore[arg-type]
+        server = Listener(app, listener, idle_seconds=idle_seconds)
+        ready.set_result((asyncio.get_running_loop(), server))
+        await server.run_until_told()
+
+    def run() -> None:
+        with ThreadPoolExecutor(2) as computing:
+            asyncio.run(serve(computing))
+
+    port = listener.getsockname()[1]
+    thread = threading.Thread(target=run)
+    thread.start()
+    loop, server = ready.result(20)
+    try:
+        yield port
+    finally:
+        loop.call_soon_threadsafe(setattr, server, "should_exit", True)
+        thread.join(20)
+        assert not thread.is_alive()

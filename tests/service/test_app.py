@@ -46,7 +46,8 @@ def asked(
 
     async def front() -> Any:
         with ThreadPoolExecutor(2) as threads:
-            app = App(desk, settings, access or Access(TOKEN), threads)  # type: ignore[arg-type]
+            names, allowed = [*desk.states][:1], access or Access(TOKEN)
+            app = App(desk, names, settings, allowed, computing=threads, waiting=threads)  # type: ignore[arg-type]
             transport = httpx.ASGITransport(app, raise_app_exceptions=True)
             async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
                 return await talk(client, app)

@@ -36,17 +36,21 @@ def read_token(file: str) -> bytes:
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise _unusable(file, f"cannot be read: {error.strerror}", "name a file with a token in it") from None
-    with open(descriptor, "rb") as opened:
-        status = os.fstat(opened.fileno())
+    try:
+        status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise _unusable(file, "is no file", "name a file with a token in it")
         if status.st_mode & (stat.S_IRWXO | stat.S_IWGRP):
             raise _unusable(file, "is open to others than its owner and group", "chmod 0640 it, and make a new token")
-        token = opened.read(_LONGEST + 1).strip()
-    if len(token) > _LONGEST or not _TOKEN.fullmatch(token):
+        token = os.read(descriptor, _LONGEST + 1)
+    except OSError as error:
+        raise _unusable(file, f"cannot be read: {error.strerror}", "check its drive") from None
+    finally:
+        os.close(descriptor)
+    if len(token) > _LONGEST or not _TOKEN.fullmatch(token.strip()):
         remedy = "write one line of 16 or more letters and digits, as `openssl rand -hex 32` prints"
         raise _unusable(file, "holds no token", remedy)
-    return token
+    return token.strip()
 
 
 def _unusable(file: str, what: str, remedy: str) -> ConfigError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
@@ -53,16 +53,22 @@ _CHALLENGE = {"WWW-Authenticate": "Bearer"}
 class App:
     """One ASGI application in front of `deployment`, which its caller owns. Of one event loop.
 
-    `threads` executes what takes long: orders, pages, and reading and writing large JSON. Once `draining` is set,
-    requests for inference are told to come again.
+    `names` are the models for which nothing has to be looked up on the drive. `computing` executes what takes long:
+    reading and writing large JSON; `waiting`, what may wait for the drive. Once `draining` is set, requests for
+    inference are told to come again.
     """
 
-    def __init__(self, deployment: Deployment, settings: Service, access: Access, threads: Executor) -> None:
+    def __init__(
+        self, deployment: Deployment, names: Collection[str], settings: Service, access: Access, *,
+        computing: Executor, waiting: Executor,
+    ) -> None:  # fmt: skip
         self.draining = False
-        self.access = access
+        self._access = access
         self._deployment = deployment
+        self._names = frozenset(names)
         self._settings = settings
-        self._threads = threads
+        self._computing = computing
+        self._waiting = waiting
         self._limits = Limits(max_body=int(settings.max_body))
         self._bodies = Bodies(_TOGETHER * int(settings.max_body))
         self._under_way = 0
@@ -112,7 +118,7 @@ class App:
             await send(message)
 
         try:
-            require(self.access, scope)
+            require(self._access, scope)
             await self._router(scope, receive, sending)
         except Gone:
             return
@@ -138,7 +144,7 @@ class App:
     async def _infer(self, request: Request) -> Response:
         begin = asyncio.get_running_loop().time()
         seconds = float(self._settings.request_timeout)
-        state = self._serving(request)
+        state = await self._serving(request)
         if state.queued >= self._settings.max_queue:
             words = f"{state.queued} requests wait for {state.name}, and no more may"
             raise Refusal(503, words, retry_after=SOON)
@@ -150,11 +156,11 @@ class App:
             outputs = await self._outputs(asked, state.name, request.receive, left)
             return await self._answer(asked, wanted, outputs, state, request.headers)
 
-    def _serving(self, request: Request) -> ModelState:
+    async def _serving(self, request: Request) -> ModelState:
         """The model that a request for inference names. Refusal where it serves none now."""
         if self.draining:
             raise Refusal(503, "the service ends", retry_after=LATER, headers={"Connection": "close"})
-        state = self._model(request)
+        state = await self._model(request)
         if state.state != "ready":
             why = f": {state.reason}" if state.reason else ""
             raise Refusal(503, f"model {state.name} is {state.state}{why}", retry_after=LATER)
@@ -172,7 +178,7 @@ class App:
         said = headers.get(HEADER_LENGTH, "")
         quick = "content-encoding" not in headers and (int(said) if said.isascii() and said.isdigit() else len(body))
         texts = any(value.dtype == "string" for value in state.inputs)
-        found = read() if 0 < quick <= _QUICK and not texts else await self._beside(read)
+        found = read() if 0 < quick <= _QUICK and not texts else await _by(self._computing, read)
         hold.take(max(0, sum(array.nbytes for array in found[0].feeds.values()) - len(body)))
         return found
 
@@ -203,19 +209,18 @@ class App:
             return protocol.infer_answer(asked, wanted, outputs, state.name, state.version, encoding)
 
         slow = sum(outputs[one.name].nbytes for one in wanted if encoding or not one.binary)
-        answer = await self._beside(write) if slow > _QUICK else write()
+        answer = await _by(self._computing, write) if slow > _QUICK else write()
         return Response(answer.body, headers=dict(answer.headers))
-
-    async def _beside(self, work: Callable[[], Answer]) -> Answer:
-        """What `work` returns, which a thread does."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     # ---------------------------------------------------------------------------------------- what there is, and how
 
-    def _model(self, request: Request) -> ModelState:
+    async def _model(self, request: Request) -> ModelState:
         """The model that the path names. UnknownModelError where there is none, or not in the version it names."""
         name, version = _name(request), request.path_params.get("version")
-        state = self._deployment.model(name)
+        if name in self._names:
+            state = self._deployment.model(name)
+        else:
+            state = await _by(self._waiting, lambda: self._deployment.model(name))
         if version is not None and (not _VERSION.fullmatch(version) or int(version) != state.version):
             here = "no version" if state.version is None else f"version {state.version}"
             raise UnknownModelError(f"model {name} has no version {quoted(version)}; {here} is loaded")
@@ -228,28 +233,28 @@ class App:
         return as_json({"live": True})
 
     async def _ready(self, _request: Request) -> Response:
-        if self.draining or not any(state.state == "ready" for state in self._deployment.models()):
+        if self.draining or not any(self._deployment.model(name).state == "ready" for name in self._names):
             raise Refusal(503, "the service ends" if self.draining else "no model is ready", retry_after=LATER)
         return as_json({"ready": True})
 
     async def _model_ready(self, request: Request) -> Response:
-        state = self._serving(request)
+        state = await self._serving(request)
         return as_json({"name": state.name, "ready": True})
 
     async def _metadata(self, request: Request) -> Response:
-        return as_json(description.model_metadata(self._model(request)))
+        return as_json(description.model_metadata(await self._model(request)))
 
     async def _config(self, request: Request) -> Response:
-        return as_json(description.model_config(self._model(request)))
+        return as_json(description.model_config(await self._model(request)))
 
     async def _stats(self, request: Request) -> Response:
-        return as_json(description.statistics([self._model(request)]))
+        return as_json(description.statistics([await self._model(request)]))
 
     async def _all_stats(self, _request: Request) -> Response:
-        return as_json(description.statistics(self._deployment.models()))
+        return as_json(description.statistics(await _by(self._waiting, self._deployment.models)))
 
     async def _page(self, _request: Request) -> Response:
-        return HTMLResponse(await self._beside(lambda: page(self._deployment)), headers=dict(HEADERS))
+        return HTMLResponse(await _by(self._waiting, lambda: page(self._deployment)), headers=dict(HEADERS))
 
     # ------------------------------------------------------------------------------------------------------ orders
 
@@ -261,24 +266,25 @@ class App:
 
     async def _index(self, request: Request) -> Response:
         ready = description.parse_index(await self._order(request), _ORDERS)
-        return as_json(description.repository_index(self._deployment.models(), ready=ready))
+        models = await _by(self._waiting, self._deployment.models)
+        return as_json(description.repository_index(models, ready=ready))
 
     async def _load(self, request: Request) -> Response:
         name = _name(request)
         description.check_load(await self._order(request), _ORDERS)
-        await self._beside(lambda: self._deployment.load(name))
+        await _by(self._waiting, lambda: self._deployment.load(name))
         return as_json({})
 
     async def _unload(self, request: Request) -> Response:
         name = _name(request)
         description.check_unload(await self._order(request), _ORDERS)
-        await self._beside(lambda: self._deployment.unload(name))
+        await _by(self._waiting, lambda: self._deployment.unload(name))
         return as_json({})
 
     async def _budget(self, request: Request) -> Response:
         wanted = protocol.decoded(await self._order(request), _BUDGET, _ORDERS).memory_budget
         budget = parse_size(wanted, what="memory_budget")
-        await self._beside(lambda: self._deployment.set_budget(budget))
+        await _by(self._waiting, lambda: self._deployment.set_budget(budget))
         return as_json({"memory_budget": self._deployment.budget_bytes})
 
 
@@ -311,6 +317,11 @@ def guarded(access: Access, app: Application) -> Application:
             await app(scope, receive, send)
 
     return inside
+
+
+async def _by(threads: Executor, work: Callable[[], Answer]) -> Answer:
+    """What `work` returns, which one of `threads` does."""
+    return await asyncio.get_running_loop().run_in_executor(threads, work)
 
 
 def _name(request: Request) -> str:

@@ -18,7 +18,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from types import FrameType
 from typing import NoReturn
 
@@ -37,7 +37,8 @@ from trt_layering.service.systemd import Notifier, Watchdog, watchdog_seconds
 
 log = logging.getLogger("trt_layering")
 
-_THREADS = 6
+_COMPUTING, _WAITING = 2, 8
+"""Threads that read and write large JSON, and those that may wait for the drive."""
 _BETWEEN_LOOKS = 0.25
 _STARTING_SECONDS = 60.0
 _CLOSING_SECONDS = 10.0
@@ -114,7 +115,10 @@ class _Serving:
         self._access = access
         self._deployment = deployment
         self._notifier = Notifier.of()
-        self._threads = ThreadPoolExecutor(_THREADS, "trt-layering-service")
+        self._names = [model.name for model in read.deployment.models]
+        self._computing = ThreadPoolExecutor(_COMPUTING, "trt-layering-json")
+        self._waiting = ThreadPoolExecutor(_WAITING, "trt-layering-orders")
+        self._telling = ThreadPoolExecutor(1, "trt-layering-systemd")
         self._asked_to_end = asyncio.Event()
         self._reloads: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
@@ -122,7 +126,9 @@ class _Serving:
     async def run(self, listening: socket.socket, scraped: socket.socket | None) -> None:
         """From the first request to the last."""
         service = self._config.deployment.service
-        app = App(self._deployment, service, self._access, self._threads)
+        app = App(
+            self._deployment, self._names, service, self._access, computing=self._computing, waiting=self._waiting
+        )
         seconds = float(service.request_timeout)
         listeners = [Listener(app, listening, idle_seconds=seconds)]
         if scraped is not None:
@@ -152,15 +158,17 @@ class _Serving:
         bound.daemon = True
         bound.start()
         event(log, logging.INFO, "ending: requests under way have time to end", seconds=seconds)
-        await self._beside(
-            lambda: self._notifier.stopping("waits for requests under way", seconds=seconds + _CLOSING_SECONDS)
+        await _by(
+            self._telling,
+            lambda: self._notifier.stopping("waits for requests under way", seconds=seconds + _CLOSING_SECONDS),
         )
         if not await app.idle(seconds):
             event(log, logging.WARNING, "requests under way did not end in time, and are refused")
-        await self._beside(self._deployment.close)
+        await _by(self._waiting, self._deployment.close)
         for one in listeners:
             one.should_exit = True
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._computing, self._waiting, self._telling):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     # ----------------------------------------------------------------------------------------------------- signals
 
@@ -183,7 +191,7 @@ class _Serving:
 
     async def _reload(self) -> None:
         async with self._turn:
-            await self._beside(self._read_again)
+            await _by(self._waiting, self._read_again)
 
     def _read_again(self) -> None:
         """What the file says now: its budget and token count at once; where it is broken, all stays as it was."""
@@ -211,23 +219,23 @@ class _Serving:
         """Tell systemd when the first model serves, and how the models are."""
         ready, told = False, ""
         while True:
-            states = self._deployment.models()
-            counts = Counter(state.state for state in states)
+            counts = Counter(self._deployment.model(name).state for name in self._names)
             status = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
             settled = counts["ready"] > 0 or not counts["loading"]
             if settled and not ready:
-                await self._beside(functools.partial(self._notifier.ready, status))
+                await _by(self._telling, functools.partial(self._notifier.ready, status))
                 level = logging.INFO if counts["ready"] else logging.ERROR
                 event(log, level, "serving" if counts["ready"] else "no model can be served", models=status)
             elif not settled:
-                await self._beside(lambda: self._notifier.extend(_STARTING_SECONDS))
+                await _by(self._telling, lambda: self._notifier.extend(_STARTING_SECONDS))
             elif status != told:
-                await self._beside(functools.partial(self._notifier.status, status))
+                await _by(self._telling, functools.partial(self._notifier.status, status))
             ready, told = ready or settled, status
             await asyncio.sleep(_BETWEEN_LOOKS)
 
-    async def _beside(self, work: Callable[[], None]) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+async def _by(threads: Executor, work: Callable[[], None]) -> None:
+    await asyncio.get_running_loop().run_in_executor(threads, work)
 
 
 def _unchangeable(before: config.Config, after: config.Config) -> list[str]:
