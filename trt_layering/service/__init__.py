@@ -1,0 +1,1 @@
+"""Chains served over HTTP, by the Open Inference Protocol (KServe v2)."""
