@@ -135,15 +135,24 @@ class Outlook:
         """Of the chain in `folder`, whose times must be of this machine, and of this drive unless its rate is given."""
         manifest = read_manifest(folder)
         _require_times(folder, manifest.profile, rate)
+        return cls.trusting(folder, manifest)
+
+    @classmethod
+    def trusting(cls, folder: Path, manifest: Chain) -> Outlook:
+        """Of the chain in `folder`, whichever machine and drive its times are of, if there are any."""
         table, note = schedules.read_table(folder, manifest)
         if note is not None:
             log.warning("chain %s: %s", manifest.name, note)
         return cls(manifest, Footprint.of(manifest), schedules.partition(manifest), table, schedules.pace(manifest))
 
+    def for_waves(self, wave: int) -> Outlook:
+        """The same, opened for waves of `wave` requests."""
+        return replace(self, needs=Footprint.of(self.manifest, wave))
+
     def at_rate(self, rate: float, budget: int) -> Outlook:
         """The same with a drive that reads so fast, as far as is told of `budget`."""
         pace = replace(self.pace, byte_time=1 / rate)
-        arenas = (size - self.needs.fixed for size in self._around(budget))
+        arenas = (self._arena(size) for size in self._around(budget))
         sizes = sorted({*arenas, self.table[0].arena_bytes, self.table[-1].arena_bytes})
         return replace(self, table=table_of(self.parts, sizes, pace), pace=pace, assumed=rate)
 
@@ -178,8 +187,18 @@ class Outlook:
         """What happens within `budget`, which is at least the floor."""
         if budget >= self.needs.resident:
             return self._everything
-        choice = choose(self.table, budget - self.needs.fixed)
+        choice = choose(self.table, self._arena(budget))
         return Outcome(self.needs.fixed + choice.arena_bytes, choice, self.parts)
+
+    def _arena(self, budget: int) -> int:
+        """The bytes that `budget` leaves for the arena. Where all weights fit, requests run one by one."""
+        room = budget - self.needs.fixed
+        return room if room >= self.needs.weights else room - self.needs.waves
+
+    def _budget(self, arena: int) -> int:
+        """The smallest budget that leaves `arena` bytes for it."""
+        waves = min(self.needs.waves, max(0, self.needs.weights - arena))
+        return self.needs.fixed + arena + waves
 
     @property
     def curve(self) -> tuple[tuple[int, float], ...]:
@@ -187,7 +206,7 @@ class Outlook:
         told apart by a little: hidden reads still take the drive from other models, and engines that keep all weights
         lay them out as they like best, where that was not measured."""
         unmeasured = not self.manifest.profile.whole_seconds
-        sizes = sorted({self.needs.fixed + choice.arena_bytes for choice in self.table} | {self.needs.resident})
+        sizes = sorted({self._budget(choice.arena_bytes) for choice in self.table} | {self.needs.resident})
         found: list[tuple[int, float]] = []
         for size in (self.needs.floor, *(size for size in sizes if size > self.needs.floor)):
             outcome = self.outcome(size)
@@ -249,7 +268,7 @@ class Outlook:
 
         def hides(rate: float) -> bool:
             pace = replace(self.pace, byte_time=1 / rate)
-            best = best_choice(self.parts, budget - self.needs.fixed, pace)
+            best = best_choice(self.parts, self._arena(budget), pace)
             return best.seconds <= _HIDDEN * self._alone(best)
 
         slow, quick = _RATES

@@ -66,7 +66,7 @@ def division(config: Config, *, repository: str | Path | None = None, budget: in
         raise ConfigError("there are no models", where=str(config.path), remedy="add some under models:")
     granted = int(deployment.memory_budget or 0) if budget is None else budget
     outlooks = _outlooks(config, Path(repository or deployment.repository))
-    demands = [_demand(model, outlook) for model, outlook in zip(deployment.models, outlooks, strict=True)]
+    demands = [demand_of(model, outlook) for model, outlook in zip(deployment.models, outlooks, strict=True)]
     shares: Sequence[Share | None]
     try:
         shares = divide(demands, granted)
@@ -115,7 +115,7 @@ def _outlooks(config: Config, repository: Path) -> list[Outlook]:
     return [Outlook.of(resolve(repository, model.name)) for model in models]
 
 
-def _demand(model: Model, outlook: Outlook) -> Demand:
+def demand_of(model: Model, outlook: Outlook) -> Demand:
     """What the model asks for. BudgetError where its share is fixed and under its floor."""
     if 0 < model.share < outlook.needs.floor:
         raise outlook.needs.refusal(int(model.share), outlook.manifest)

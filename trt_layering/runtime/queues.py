@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
@@ -32,6 +32,8 @@ class Request:
     priority: float = 1.0
     expires: float = inf
     future: Future[Any] = field(default_factory=Future)
+    ended: bool = False
+    """Whether somebody has counted how it ends, and ends it."""
 
 
 def urgency(request: Request, now: float) -> tuple[float, float, float, int]:
@@ -49,3 +51,15 @@ def most_urgent(waiting: Iterable[Request], now: float) -> Request | None:
 def wave(waiting: Iterable[Request], now: float, most: int) -> list[Request]:
     """Up to `most` requests of one model that are served together, the most urgent first."""
     return heapq.nsmallest(most, waiting, key=lambda request: urgency(request, now))
+
+
+def end(request: Request, answer: object) -> bool:
+    """Give `request` its answer, or the exception that it ends with; False if it had ended already."""
+    try:
+        if isinstance(answer, BaseException):
+            request.future.set_exception(answer)
+        else:
+            request.future.set_result(answer)
+    except InvalidStateError:
+        return False
+    return True

@@ -1,1 +1,1 @@
-"""Chains served over HTTP, by the Open Inference Protocol (KServe v2)."""
+"""A deployment served over HTTP. What is here may import starlette, uvicorn and prometheus-client; nothing else may."""

@@ -101,7 +101,7 @@ def model_config(model: Described) -> Object:
         "backend": model.backend,
         "version_policy": {"latest": {"num_versions": 1}},
         "max_batch_size": 0,
-        "input": [{**_tensor_config(value), "optional": False} for value in model.inputs],
+        "input": [{**_tensor_config(value), "format": "FORMAT_NONE", "optional": False} for value in model.inputs],
         "output": [_tensor_config(value) for value in model.outputs],
         "instance_group": [{"name": model.name, "kind": _instance_kind(model), "count": 1}],
         "model_transaction_policy": {"decoupled": False},
@@ -111,7 +111,7 @@ def model_config(model: Described) -> Object:
 
 def _tensor_config(value: Value) -> Object:
     datatype = datatype_of(value.dtype, f"the value {value.name!r}")
-    return {"name": value.name, "data_type": datatype.config, "format": "FORMAT_NONE", "dims": _dims(value)}
+    return {"name": value.name, "data_type": datatype.config, "dims": _dims(value)}
 
 
 def _instance_kind(model: Described) -> str:

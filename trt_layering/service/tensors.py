@@ -27,7 +27,7 @@ UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError)
 """What decoding JSON raises where its depth was checked before."""
 _OPENING = re.compile(rb"[\s\[]*")
 _LENGTH = struct.Struct("<I")
-_PIECE = 1 << 20
+_PIECE = 64 << 10
 _INSIDE, _STEPS = np.zeros(256, np.uint8), np.zeros(256, np.int8)
 _INSIDE[ord('"')] = 1
 _STEPS[[ord("["), ord("{")]], _STEPS[[ord("]"), ord("}")]] = 1, -1
