@@ -33,7 +33,9 @@ HEAVY = {
     "matplotlib",
 }
 # Modules that are not called what their distribution is called, or come with another one.
-DISTRIBUTIONS = {"yaml": "pyyaml", "onnx_ir": "onnx-ir", "PIL": "pillow", "google": "onnx"}
+DISTRIBUTIONS = {
+    "yaml": "pyyaml", "onnx_ir": "onnx-ir", "PIL": "pillow", "google": "onnx", "prometheus_client": "prometheus-client",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +63,7 @@ def imports(path: Path) -> set[str]:
 def test_every_import_is_declared(metadata):
     declared = names(metadata["options"]["install_requires"])
     extras = metadata["options.extras_require"]
-    optional = names(extras["tensorrt"]) | names(extras["models"]) | names(extras["report"])
+    optional = {name for extra in ("tensorrt", "models", "report", "serve") for name in names(extras[extra])}
     for path in MODULES:
         for module in imports(path):
             assert DISTRIBUTIONS.get(module, module) in declared | optional, f"{path}: {module}"
@@ -81,6 +83,11 @@ def test_the_terminals_library_is_the_command_lines():
 
 def test_pictures_are_the_benchs():
     assert [path.name for path in MODULES if "matplotlib" in imports(path)] == ["figures.py"]
+
+
+def test_http_is_the_services():
+    serving = {path for path in MODULES if imports(path) & {"starlette", "uvicorn", "h11", "prometheus_client"}}
+    assert {path.parent.name for path in serving} == {"service"}
 
 
 def test_versions_agree(metadata):

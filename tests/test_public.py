@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 
 import pytest
 
@@ -28,6 +29,16 @@ def test_every_error_is_public_and_drawn_in_the_tree() -> None:
         assert issubclass(kind, tl.LayeringError)
         [line] = [line for line in errors.__doc__.splitlines() if name in line.split()]
         assert str(kind.exit_status) in line.replace(name, "")
+
+
+@pytest.mark.parametrize("error", [
+    tl.InputError("what", where="where", remedy="remedy"), tl.BudgetError("what", floor=3, parts={"arena": 3}),
+])  # fmt: skip
+def test_errors_reach_another_process_as_they_are(error: tl.LayeringError) -> None:
+    got = pickle.loads(pickle.dumps(error))
+    assert type(got) is type(error)
+    assert vars(got) == vars(error)
+    assert (str(got), got.args) == (str(error), error.args)
 
 
 def test_what_is_not_public_is_not_there() -> None:

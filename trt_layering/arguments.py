@@ -57,6 +57,7 @@ def _parser(verbs: Mapping[str, Verb]) -> argparse.ArgumentParser:
         ("inspect", "say what is in a built chain, a block's engine file or a TensorRT plan", _add_inspect),
         ("profile", "measure a built chain and its drive again, and keep what was found", _add_profile),
         ("doctor", "say what this machine has, and what that means for chains", _add_doctor),
+        ("serve", "serve a deployment's models over HTTP, until a signal ends it", _add_serve),
     ):
         words_of_its_own = f"{words[0].upper()}{words[1:]}."
         verb = added.add_parser(name, help=words, description=words_of_its_own, allow_abbrev=False)
@@ -200,6 +201,13 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
         "target", nargs="?", metavar="CONFIG.yaml", help="show its settings too, and where each is from"
     )
     _add_repository(parser)
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", metavar="CONFIG.yaml", help="a deployment; its section service: says where and how")
+    _add_repository(parser)
+    words = "of the log, on standard error: lines for people or the journal, or JSON (default: auto)"
+    parser.add_argument("--log", choices=("auto", "text", "json"), default="auto", help=words)
 
 
 def models_to_build(options: argparse.Namespace) -> tuple[str, list[Model]]:

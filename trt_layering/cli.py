@@ -379,7 +379,23 @@ def doctor(options: argparse.Namespace) -> Result:
     return Result(data, lines, 1 if any(finding.status == "fail" for finding in findings) else 0)
 
 
+def serve(options: argparse.Namespace) -> Result:
+    """Serve the models of a deployment over HTTP until a signal ends it."""
+    if not options.target.endswith((".yaml", ".yml")):
+        raise UsageError(f"{quoted(options.target)} is no CONFIG.yaml", remedy="name a .yaml file")
+    try:
+        from trt_layering.service.logs import logging_to
+        from trt_layering.service.serving import serve as serve_until_told
+    except ModuleNotFoundError as error:
+        remedy = "pip install 'trt-layering[serve]'"
+        raise LayeringError(f"{error.name} is not installed", remedy=remedy) from error
+    _share_thread_pool(options)
+    with logging_to(form=options.log):
+        serve_until_told(options.target, options.repository)
+    return Result({"served": options.target}, [])
+
+
 _VERBS = {
     "build": build, "run": run, "verify": verify, "schedule": schedule, "bench": bench, "inspect": inspect,
-    "profile": profile, "doctor": doctor,
+    "profile": profile, "doctor": doctor, "serve": serve,
 }  # fmt: skip

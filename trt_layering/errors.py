@@ -40,6 +40,10 @@ class LayeringError(Exception):
         self.remedy = remedy
         super().__init__(what, where, remedy)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """So that an error reaches another process as it is."""
+        return _again, (type(self), self.args), self.__dict__
+
     def __str__(self) -> str:
         lines = [self.what]
         if self.where:
@@ -47,6 +51,12 @@ class LayeringError(Exception):
         if self.remedy:
             lines.append(f"  to do: {self.remedy}")
         return "\n".join(lines)
+
+
+def _again(kind: type[LayeringError], args: tuple[object, ...]) -> LayeringError:
+    error = kind.__new__(kind)
+    error.args = args
+    return error
 
 
 class UsageError(LayeringError):
