@@ -491,6 +491,7 @@ class Chain:
         if self._closed:
             return
         self._closed = True
+        self._recover()  # from a run whose recovery was interrupted
         self._finalizer.detach()
         self._supply.close()
         self._buffers.clear()
@@ -586,6 +587,8 @@ def _close_behind(supply: Supply, runtime: Runtime, turn: AbstractContextManager
         return
     supply.loader.stop()
     with turn:
+        with contextlib.suppress(LayeringError):
+            runtime.mark().wait()  # a run, and its recovery, may have been interrupted
         supply.close()
         runtime.close()
 
