@@ -77,6 +77,10 @@ class TensorRt:
         mark.record(self._device.compute)
         return mark
 
+    def settle(self) -> None:
+        """Wait for both streams; see `backends.base.Runtime`."""
+        self._device.settle()
+
     def open_streamed(
         self, folder: Path, block: Block, weights: Mapping[str, memory.Weight], buffers: Mapping[str, Tensor]
     ) -> Engine:
