@@ -188,7 +188,8 @@ class Chain:
         self._drops = last_uses(self._blocks)
         self._made = [[v for v in block.outputs if v.name in self._outputs] for block in self._blocks]
         self._packing = Packing.of(manifest, self._blocks)
-        self._buffers = [self._new_buffers()]  # of the chain, then of further requests of a wave
+        # Of the chain, then of further requests of a wave; a device's memory is taken before the first run.
+        self._buffers = [self._new_buffers() for _ in range(1 if self._runtime.in_host_memory else self.footprint.wave)]
         buffers = self._buffers[0].tensors
         if scheduled:
             self._supply = stream(folder, manifest, scheduled, self._runtime, buffers, loader, trace)

@@ -88,7 +88,7 @@ class TensorRt:
         if self._how.binding == "swap":
             return SwapEngine(self._library, self._slots, block, next(iter(weights.values())), buffers)
         plan = self._plan(folder, block)
-        if self._how.binding == "inputs":
+        if self._how.binding == "inputs" or not block.weights:
             return InputsEngine(self._library, plan.shared(), block, weights, buffers)
         engine = RefitEngine(self._library, self._slots, block, plan, weights, buffers)
         self._waiting.append(engine)
@@ -112,7 +112,7 @@ class TensorRt:
                 engine = self._library.engine(self._whole(block, read), block.name)
                 return KeptEngine(Instance(self._library, block.name, engine), block, buffers)
             plan = self._plan(folder, block)
-            if self._how.binding == "inputs":
+            if self._how.binding == "inputs" or not block.weights:
                 weights = self._loaded(block, self._kept, read, staging)
                 return InputsEngine(self._library, plan.shared(), block, weights, buffers)
             return KeptEngine(self._refitted(block, plan, read, staging), block, buffers)
@@ -129,8 +129,8 @@ class TensorRt:
                 instance.refit(block, weights)
             finally:  # what was asked for reads the weights, even where it was not all
                 self._device.copy.synchronize()
-        for memory in extents.values():
-            memory.free()
+        for passing in extents.values():
+            passing.free()
         return instance
 
     def _whole(self, block: Block, read: Read) -> memoryview:
