@@ -81,3 +81,19 @@ def test_what_refits_took_is_given_back_where_there_are_no_more(
         with opened(built, budgets(built)["floor"], loader=SMALL_READS):
             assert counted.calls["release_refit_resources"] == 0
             assert counted.calls["refit_cuda_engine_async"] == 2
+
+
+def test_equal_blocks_share_an_engine_whose_weights_are_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    proto = layers(5)
+    with cut_by(list):
+        built = make(
+            saved(proto, tmp_path / "model.onnx"), tmp_path / "made", "inputs", shapes=spans(proto), name="chain"
+        )
+    with emulated_gpu():
+        counted = Counted(monkeypatch)
+        for mode in ("floor", "resident"):
+            with opened(built, budgets(built)[mode], loader=SMALL_READS) as running:
+                feeds = seeded(proto, 2, 0)
+                assert_close(uncut(proto, feeds), running.run(feeds))
+            assert counted.calls == {"deserialize_cuda_engine": 1}
+            counted.calls.clear()

@@ -126,6 +126,19 @@ def test_wrong_answers_of_a_binding_keep_it_out(
     assert "differs from ONNX Runtime" in how.candidates[0].words
 
 
+@pytest.mark.parametrize("binding", ["inputs", "refit"])
+def test_wrong_answers_with_everything_in_memory_are_found(
+    tmp_path: Path, emulation: Any, monkeypatch: pytest.MonkeyPatch, binding: str
+) -> None:
+    from trt_layering.backends.tensorrt.runtime import TensorRt
+
+    load = TensorRt._load
+    monkeypatch.setattr(TensorRt, "_load", lambda self, extent, *rest: load(self, self._chain.extents[0], *rest))
+    with pytest.raises(BuildError, match="differs by") as caught:
+        built(saved(layers(3), tmp_path / "m.onnx"), tmp_path / "engines", **{**QUICK, "binding": binding})
+    assert caught.value.where == "the engines with everything in memory"
+
+
 def test_a_gpu_that_fails_in_the_first_run_is_told_as_it_is(
     tmp_path: Path, emulation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
