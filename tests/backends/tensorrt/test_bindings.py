@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.backends.tensorrt.opening import SMALL_READS, emulated_gpu, make, put, seeded, spans, switches_for
-from tests.chains import assert_close, budgets, cut_by, layers, opened, saved, uncut
+from tests.chains import assert_close, budgets, layers, opened, saved, uncut
 from trt_layering.building import Built
 
 pytestmark = pytest.mark.usefixtures("quick_collections")
@@ -45,8 +45,7 @@ def chain(folder: Path, count: int, version: str = "10.3") -> Built:
     """Of `count` blocks with equal plans, whose weights are refitted."""
     proto = layers(count)
     path = saved(proto, folder / "model.onnx")
-    with cut_by(list):
-        built = make(path, folder / "made", "refit", version=version, shapes=spans(proto), name="chain")
+    built = make(path, folder / "made", "refit", version=version, shapes=spans(proto), name="chain")
     return put(built, "staged", folder / "put")
 
 
@@ -85,10 +84,9 @@ def test_what_refits_took_is_given_back_where_there_are_no_more(
 
 def test_equal_blocks_share_an_engine_whose_weights_are_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     proto = layers(5)
-    with cut_by(list):
-        built = make(
-            saved(proto, tmp_path / "model.onnx"), tmp_path / "made", "inputs", shapes=spans(proto), name="chain"
-        )
+    path = saved(proto, tmp_path / "model.onnx")
+    built = make(path, tmp_path / "made", "inputs", shapes=spans(proto), name="chain")
+    assert len(built.manifest.blocks) == 5
     with emulated_gpu():
         counted = Counted(monkeypatch)
         for mode in ("floor", "resident"):
