@@ -168,7 +168,8 @@ class TensorRt:
 
     def buffers(self, places: Sequence[tuple[Value, int]], nbytes: int, ends: Sequence[Value]) -> DeviceBuffers:
         """Device memory for one request, its inputs and outputs included; it stays the runtime's."""
-        return buffers(self._device, places, nbytes, ends)
+        rows = {value.name for block in self._chain.blocks if block.rows is not None for value in block.outputs}
+        return buffers(self._device, places, nbytes, ends, rows)
 
     def feed(self, arrays: Mapping[str, Array], buffers: Buffers) -> dict[str, Tensor]:
         """`arrays` copied to the inputs' memory."""
