@@ -88,9 +88,9 @@ class Recent(Trace):
 
     def last_sweep(self) -> tuple[Event, ...]:
         """Of the last sweep that came to its end."""
-        events = self.events
-        ended = [e.sweep for e in events if e.kind == "execute" and e.block == len(self.blocks) - 1]
-        return tuple(e for e in events if ended and e.sweep == max(ended))
+        events, last_block = self.events, len(self.blocks) - 1
+        ended = max((e.sweep for e in events if e.kind == "execute" and e.block == last_block), default=None)
+        return tuple(e for e in events if e.sweep == ended)
 
 
 @dataclass(eq=False)
