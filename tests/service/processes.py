@@ -39,15 +39,17 @@ def build(folder: Path, name: str, seed: int = 0) -> building.Built:
         )  # fmt: skip
 
 
-def configured(folder: Path, *models: str, budget: int | None = None, **service: Any) -> Path:
-    """A deployment's file in `folder`, with a token; any ports that are free unless `service` says others."""
+def configured(folder: Path, *models: str, shares: dict[str, int] | None = None, **service: Any) -> Path:
+    """A deployment's file in `folder`, with a token; any ports that are free unless `service` says others. With the
+    `shares` of all models, these are the budget."""
     token = folder / "token"
     token.touch(0o600)
     token.write_text(f"{TOKEN}\n")
     said = {"port": 0, "metrics_port": 0, "token_file": str(token), **service}
-    written = {"repository": str(folder), "service": said, "models": [{"name": name, "onnx": name} for name in models]}
+    entries = [{"name": name, "onnx": name} | ({"share": shares[name]} if shares else {}) for name in models]
+    written = {"repository": str(folder), "service": said, "models": entries}
     file = folder / f"{'-'.join(models) or 'none'}.yaml"
-    file.write_text(json.dumps(written | ({} if budget is None else {"memory_budget": budget})))
+    file.write_text(json.dumps(written | ({"memory_budget": sum(shares.values())} if shares else {})))
     return file
 
 

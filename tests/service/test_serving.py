@@ -188,8 +188,8 @@ def test_two_services_on_one_repository_but_not_on_one_port(folder, wanted):
 @pytest.mark.usefixtures("engines_take_what_the_manifest_says")
 def test_a_store_that_goes_while_it_serves(folder, wanted):
     """Its model is refused with the reason, the other one serves on, and a new build brings it back."""
-    budget = sum(chains.budgets(build(folder, name))["middle"] for name in ("one", "two"))
-    with serving(configured(folder, "one", "two", budget=budget)) as process:
+    shares = {name: chains.budgets(build(folder, name))["middle"] for name in ("one", "two")}
+    with serving(configured(folder, "one", "two", shares=shares)) as process:
         process.ready()
         process.said("serves", 2)
         right(infer(process.port, "one"), wanted())
