@@ -11,19 +11,21 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 from trt_layering.config import Model
-from trt_layering.errors import LayeringError, MemoryLimitError, ReadError, UnknownModelError
+from trt_layering.errors import ClosedError, LayeringError, MemoryLimitError, ReadError, UnknownModelError
 from trt_layering.runtime.chain import open_chain
 from trt_layering.runtime.fleet import Fleet, Open, Recent, Served, Store, closed
 from trt_layering.runtime.loader import LoaderOptions
 from trt_layering.runtime.parts import Candidate, Part, divided, require_fit, together
 from trt_layering.runtime.queues import end
-from trt_layering.store.manifest import finished_chains, finished_versions, resolve
+from trt_layering.runtime.supply import check_weights
+from trt_layering.store.manifest import finished_chains, resolve
 from trt_layering.store.reader import check_store
 from trt_layering.units import format_size
 
@@ -46,6 +48,7 @@ class Changes:
         beat: Callable[[], None],
     ) -> None:
         self._fleet, self._repository, self._options, self._beat = fleet, repository, options, beat
+        self._lane = fleet.gate.lane()
         self._granted = budget
         self._level: float | None = None
         self._work: queue.SimpleQueue[tuple[Callable[[], object], Future[None]] | None] = queue.SimpleQueue()
@@ -72,7 +75,9 @@ class Changes:
         """Once the fleet is stopping: wait so long for the thread to end; whether it has. What nobody has begun ends
         with ClosedError."""
         self._work.put(None)
-        if self._thread.ident is not None:
+        if self._thread.ident is None:
+            self._carry_out()
+        else:
             self._thread.join(seconds)
         return not self._thread.is_alive()
 
@@ -80,7 +85,6 @@ class Changes:
         while (item := self._work.get()) is not None:
             work, future = item
             try:
-                self._fleet.require_open()
                 work()
             except LayeringError as error:
                 future.set_exception(error)
@@ -93,29 +97,39 @@ class Changes:
     # ----------------------------------------------------------------------------------------------- changes
 
     def load(self, name: str, version: int | None) -> None:
-        """Serve the newest finished version of model `name`, or `version`."""
+        """Serve the newest finished version of model `name`, or `version`, once all its bytes were found right."""
         served = self._served(name)
+        self._fleet.require_open()
         try:
             candidate = Candidate.of(served.model, resolve(self._repository, name, version))
             if served.open is not None and self._is_current(served.open, candidate):
                 return
             check_store(candidate.folder, candidate.manifest)
+            check_weights(candidate.folder, candidate.manifest, self._options, self._turn)
             wanted = [*(one for one in self._wanted() if one.model.name != name), candidate]
             parts = self._divided(wanted)
             self._exchange(served, candidate, parts)
         except LayeringError as error:
             if served.open is None:
-                self._fail(served, error, self._newest(name) if version is None else version)
+                self._fail(served, error, self._newest(name))
             else:
                 log.warning("%s: version %s goes on serving: %s", name, served.open.candidate.version, error.what)
             raise
         finally:
             self._arrange(self._divided(self._wanted()))
 
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """One read, when no chain that executes or comes next needs the drive."""
+        self._fleet.require_open()
+        with self._lane.reading(lambda: not self._fleet.stopping):
+            yield
+
     def unload(self, name: str) -> None:
         """Let what waits for model `name` be served, then give its memory back."""
         served = self._served(name)
         with self._fleet.changed:
+            self._fleet.require_open()
             served.state, served.reason = "unloaded", ""
             self._fleet.changed.wait_for(
                 lambda: self._fleet.stopping or not served.can_run or not (served.waiting or served.running)
@@ -123,6 +137,7 @@ class Changes:
         self._close(served)
         with self._fleet.changed:
             served.candidate, served.held = None, False
+            served.state, served.reason = "unloaded", ""
         log.info("%s: unloaded", name)
         self._arrange(self._divided(self._wanted()))
 
@@ -144,12 +159,16 @@ class Changes:
         with self._fleet.changed:
             if served.open is not opened:
                 return
-            refusal = served.fail(error, opened.candidate.version, self._fleet.clock())
+            refusal = served.fail(error, Store.of(opened.candidate.folder), self._fleet.clock())
             refused = self._fleet.refuse(served)
+            closing = self._fleet.stopping
+            if not closing:
+                self._work.put((lambda: self._give_back(served, opened), Future()))
         log.error("%s: cannot be served any more: %s", served.name, error.what)
         for request in refused:
             end(request, refusal)
-        self.ask(lambda: self._give_back(served, opened))
+        if closing:
+            self._give_back(served, opened)
 
     @property
     def budget_bytes(self) -> int:
@@ -197,19 +216,26 @@ class Changes:
             smaller = [served for served in differ if served.open and _shrinks(served.open, parts[served.name])]
             for served in smaller:
                 served.held = True
-        for served in smaller + [served for served in differ if served not in smaller]:
-            self._reopen(served, parts[served.name])
+        try:
+            for served in smaller + [served for served in differ if served not in smaller]:
+                self._reopen(served, parts[served.name])
+        finally:
+            with self._fleet.changed:
+                for served in smaller:
+                    served.held = False
+                self._fleet.changed.notify_all()
 
     def _reopen(self, served: Served, part: Part) -> None:
         candidate = served.candidate
-        if served.open is None or candidate is None:  # it was lost meanwhile
+        if candidate is None:
             return
-        self._close(served)
+        if not self._close(served):
+            return
         try:
             self._install(served, self._open(served, candidate, part))
         except LayeringError as error:
             self._fleet.require_open()
-            self._fail(served, error, candidate.version)
+            self._fail(served, error, Store.of(candidate.folder))
 
     # -------------------------------------------------------------------------------------- opening and closing
 
@@ -233,16 +259,17 @@ class Changes:
                 self._install(served, self._open(served, candidate, parts[name]))
             except LayeringError as error:
                 self._fleet.require_open()
-                self._fail(served, error, candidate.version)
+                self._fail(served, error, Store.of(candidate.folder))
 
     def _is_current(self, opened: Open, candidate: Candidate) -> bool:
         mine = opened.candidate
         same = (mine.folder, mine.manifest) == (candidate.folder, candidate.manifest)
         return same and opened.store == Store.of(candidate.folder)
 
-    def _newest(self, name: str) -> int | None:
+    def _newest(self, name: str) -> Store | None:
+        """What of model `name` could not be opened."""
         try:
-            return next(reversed(finished_versions(self._repository, name)), None)
+            return Store.of(resolve(self._repository, name))
         except LayeringError:
             return None
 
@@ -261,17 +288,26 @@ class Changes:
             except MemoryLimitError as error:
                 log.info("%s: no memory for two versions at once: %s", served.name, error.what)
             else:
-                self._close(served)
-                self._install(served, opened)
+                self._swap(served, opened)
                 return
-        self._close(served)
+        served_till_now = self._close(served)
         try:
             self._arrange({name: part for name, part in parts.items() if self._is_less(name, part)})
             self._install(served, self._open(served, candidate, part))
         except LayeringError:
             self._fleet.require_open()
-            self._install(served, self._open(served, before.candidate, before.part))
+            if served_till_now:
+                self._install(served, self._open(served, before.candidate, before.part))
             raise
+
+    def _swap(self, served: Served, opened: Open) -> None:
+        """Let `opened` serve in the place of what does so."""
+        try:
+            self._close(served)
+        except ClosedError:
+            opened.chain.close()
+            raise
+        self._install(served, opened)
 
     def _is_less(self, name: str, part: Part) -> bool:
         opened = self._fleet.models[name].open
@@ -295,10 +331,15 @@ class Changes:
 
     def _open_once(self, served: Served, candidate: Candidate, part: Part) -> Open:
         store, recent = Store.of(candidate.folder), Recent(self._beat)
-        chain = open_chain(
-            candidate.folder.parent.name, repository=self._repository, version=candidate.version, budget=part.budget,
-            loader=self._options, wave=part.wave, trace=recent, lane=served.lane,
-        )  # fmt: skip
+        try:
+            chain = open_chain(
+                served.name, repository=self._repository, version=candidate.version, budget=part.budget,
+                loader=self._options, wave=part.wave, trace=recent, lane=served.lane,
+            )  # fmt: skip
+        except LayeringError:
+            raise
+        except Exception as error:
+            raise LayeringError(f"opening failed: {error!r}", remedy="report this as a fault") from error
         return Open(chain, candidate, part, recent, store)
 
     def _install(self, served: Served, opened: Open) -> None:
@@ -314,8 +355,9 @@ class Changes:
         if news:
             log.info("%s: version %s serves", served.name, opened.candidate.version)
 
-    def _close(self, served: Served) -> None:
-        """Close what serves a model, once its sweep has ended; its queue waits from now on."""
+    def _close(self, served: Served) -> bool:
+        """Close what serves a model, once its sweep has ended; its queue waits from now on. False if there is nothing
+        that serves it, since it may have been lost meanwhile."""
         with self._fleet.changed:
             served.held = True
             self._fleet.changed.wait_for(lambda: self._fleet.stopping or served.running is None)
@@ -323,17 +365,24 @@ class Changes:
             opened, served.open = served.open, None
         if opened is not None:
             self._give_back(served, opened)
+        return opened is not None
 
     def _give_back(self, served: Served, opened: Open) -> None:
-        opened.chain.close()
+        try:
+            opened.chain.close()
+        except LayeringError as error:
+            log.error("%s: memory may not have been given back: %s", served.name, error.what)
         with self._fleet.changed:
             served.remember(opened.counts())
 
-    def _fail(self, served: Served, error: LayeringError, version: int | None) -> None:
+    def _fail(self, served: Served, error: LayeringError, store: Store | None) -> None:
         with self._fleet.changed:
-            refusal = served.fail(error, version, self._fleet.clock())
+            before = served.reason
+            refusal = served.fail(error, store, self._fleet.clock())
             refused = self._fleet.refuse(served)
-        log.error("%s: cannot be served: %s", served.name, error.what)
+            news = served.reason != before
+        if news:  # else it was tried again, in vain
+            log.error("%s: cannot be served: %s", served.name, error.what)
         for request in refused:
             end(request, refusal)
 

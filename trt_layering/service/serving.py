@@ -41,7 +41,7 @@ _COMPUTING, _WAITING = 2, 8
 """Threads that read and write large JSON, and those that may wait for the drive."""
 _BETWEEN_LOOKS = 0.25
 _STARTING_SECONDS = 60.0
-_CLOSING_SECONDS = 10.0
+_CLOSING_SECONDS = 30.0
 """What closing models may take, once no request is under way, before the process ends all the same."""
 _FAILED, _INTERRUPTED = 1, 130
 _READ_AGAIN = ("memory_budget", "service.token_file")
