@@ -25,8 +25,13 @@ if TYPE_CHECKING:
         MemoryLimitError,
         ModelError,
         NotBuiltError,
+        QueueFullError,
         ReadError,
+        ServiceError,
         StoreError,
+        TimedOutError,
+        UnavailableError,
+        UnknownModelError,
         UsageError,
     )
     from trt_layering.planning import Forecast, forecast
@@ -42,8 +47,8 @@ __version__ = "0.1.0"
 
 _ERRORS = (
     "BackendError", "BudgetError", "BuildError", "ClosedError", "ConfigError", "CorruptError", "ForeignError",
-    "InputError", "LayeringError", "MemoryLimitError", "ModelError", "NotBuiltError", "ReadError", "StoreError",
-    "UsageError",
+    "InputError", "LayeringError", "MemoryLimitError", "ModelError", "NotBuiltError", "QueueFullError", "ReadError",
+    "ServiceError", "StoreError", "TimedOutError", "UnavailableError", "UnknownModelError", "UsageError",
 )  # fmt: skip
 _HOMES = {
     **dict.fromkeys(_ERRORS, "errors"),
@@ -83,9 +88,14 @@ __all__ = [
     "ModelError",
     "NotBuiltError",
     "Profile",
+    "QueueFullError",
     "ReadError",
+    "ServiceError",
     "StoreError",
+    "TimedOutError",
     "Trace",
+    "UnavailableError",
+    "UnknownModelError",
     "UsageError",
     "Verification",
     "build",

@@ -115,13 +115,6 @@ def test_an_address_that_is_not_of_this_machine(host):
         listen(host, 0, "port")
 
 
-def test_replies_do_not_wait_for_an_acknowledgement():
-    with listen("127.0.0.1", 0, "port") as listening, socket.create_connection(listening.getsockname()[:2]):
-        accepted, _ = listening.accept()
-        with accepted:
-            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-
-
 def test_which_addresses_are_loopback():
     for host, loopback in (("127.0.0.1", True), ("127.9.9.9", True), ("localhost", True), ("0.0.0.0", False)):
         with listen(host, 0, "port") as listening:

@@ -458,8 +458,8 @@ class Chain:
 
     @property
     def awaits_drive(self) -> bool:
-        """Whether a run waits for weights that the drive is about to bring. Takes no lock."""
-        return self._loader.awaits_drive
+        """Whether a run waits for a read that the drive has not ended. Takes no lock."""
+        return self._supply.awaits_drive
 
     @property
     def stall_seconds(self) -> float:

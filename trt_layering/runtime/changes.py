@@ -23,7 +23,7 @@ from trt_layering.runtime.fleet import Fleet, Open, Recent, Served, Store, close
 from trt_layering.runtime.loader import LoaderOptions
 from trt_layering.runtime.parts import Candidate, Part, divided, require_fit, together
 from trt_layering.runtime.queues import end
-from trt_layering.store.manifest import finished_chains, finished_versions, resolve
+from trt_layering.store.manifest import finished_chains, resolve
 from trt_layering.store.reader import check_store
 from trt_layering.units import format_size
 
@@ -72,7 +72,9 @@ class Changes:
         """Once the fleet is stopping: wait so long for the thread to end; whether it has. What nobody has begun ends
         with ClosedError."""
         self._work.put(None)
-        if self._thread.ident is not None:
+        if self._thread.ident is None:
+            self._carry_out()
+        else:
             self._thread.join(seconds)
         return not self._thread.is_alive()
 
@@ -80,7 +82,6 @@ class Changes:
         while (item := self._work.get()) is not None:
             work, future = item
             try:
-                self._fleet.require_open()
                 work()
             except LayeringError as error:
                 future.set_exception(error)
@@ -95,6 +96,7 @@ class Changes:
     def load(self, name: str, version: int | None) -> None:
         """Serve the newest finished version of model `name`, or `version`."""
         served = self._served(name)
+        self._fleet.require_open()
         try:
             candidate = Candidate.of(served.model, resolve(self._repository, name, version))
             if served.open is not None and self._is_current(served.open, candidate):
@@ -105,7 +107,7 @@ class Changes:
             self._exchange(served, candidate, parts)
         except LayeringError as error:
             if served.open is None:
-                self._fail(served, error, self._newest(name) if version is None else version)
+                self._fail(served, error, self._newest(name))
             else:
                 log.warning("%s: version %s goes on serving: %s", name, served.open.candidate.version, error.what)
             raise
@@ -116,6 +118,7 @@ class Changes:
         """Let what waits for model `name` be served, then give its memory back."""
         served = self._served(name)
         with self._fleet.changed:
+            self._fleet.require_open()
             served.state, served.reason = "unloaded", ""
             self._fleet.changed.wait_for(
                 lambda: self._fleet.stopping or not served.can_run or not (served.waiting or served.running)
@@ -144,12 +147,16 @@ class Changes:
         with self._fleet.changed:
             if served.open is not opened:
                 return
-            refusal = served.fail(error, opened.candidate.version, self._fleet.clock())
+            refusal = served.fail(error, Store.of(opened.candidate.folder), self._fleet.clock())
             refused = self._fleet.refuse(served)
+            closing = self._fleet.stopping
+            if not closing:
+                self._work.put((lambda: self._give_back(served, opened), Future()))
         log.error("%s: cannot be served any more: %s", served.name, error.what)
         for request in refused:
             end(request, refusal)
-        self.ask(lambda: self._give_back(served, opened))
+        if closing:
+            self._give_back(served, opened)
 
     @property
     def budget_bytes(self) -> int:
@@ -197,8 +204,14 @@ class Changes:
             smaller = [served for served in differ if served.open and _shrinks(served.open, parts[served.name])]
             for served in smaller:
                 served.held = True
-        for served in smaller + [served for served in differ if served not in smaller]:
-            self._reopen(served, parts[served.name])
+        try:
+            for served in smaller + [served for served in differ if served not in smaller]:
+                self._reopen(served, parts[served.name])
+        finally:
+            with self._fleet.changed:
+                for served in smaller:
+                    served.held = False
+                self._fleet.changed.notify_all()
 
     def _reopen(self, served: Served, part: Part) -> None:
         candidate = served.candidate
@@ -209,7 +222,7 @@ class Changes:
             self._install(served, self._open(served, candidate, part))
         except LayeringError as error:
             self._fleet.require_open()
-            self._fail(served, error, candidate.version)
+            self._fail(served, error, Store.of(candidate.folder))
 
     # -------------------------------------------------------------------------------------- opening and closing
 
@@ -233,16 +246,17 @@ class Changes:
                 self._install(served, self._open(served, candidate, parts[name]))
             except LayeringError as error:
                 self._fleet.require_open()
-                self._fail(served, error, candidate.version)
+                self._fail(served, error, Store.of(candidate.folder))
 
     def _is_current(self, opened: Open, candidate: Candidate) -> bool:
         mine = opened.candidate
         same = (mine.folder, mine.manifest) == (candidate.folder, candidate.manifest)
         return same and opened.store == Store.of(candidate.folder)
 
-    def _newest(self, name: str) -> int | None:
+    def _newest(self, name: str) -> Store | None:
+        """What of model `name` could not be opened."""
         try:
-            return next(reversed(finished_versions(self._repository, name)), None)
+            return Store.of(resolve(self._repository, name))
         except LayeringError:
             return None
 
@@ -295,10 +309,15 @@ class Changes:
 
     def _open_once(self, served: Served, candidate: Candidate, part: Part) -> Open:
         store, recent = Store.of(candidate.folder), Recent(self._beat)
-        chain = open_chain(
-            candidate.folder.parent.name, repository=self._repository, version=candidate.version, budget=part.budget,
-            loader=self._options, wave=part.wave, trace=recent, lane=served.lane,
-        )  # fmt: skip
+        try:
+            chain = open_chain(
+                served.name, repository=self._repository, version=candidate.version, budget=part.budget,
+                loader=self._options, wave=part.wave, trace=recent, lane=served.lane,
+            )  # fmt: skip
+        except LayeringError:
+            raise
+        except Exception as error:
+            raise LayeringError(f"opening failed: {error!r}", remedy="report this as a fault") from error
         return Open(chain, candidate, part, recent, store)
 
     def _install(self, served: Served, opened: Open) -> None:
@@ -325,13 +344,16 @@ class Changes:
             self._give_back(served, opened)
 
     def _give_back(self, served: Served, opened: Open) -> None:
-        opened.chain.close()
+        try:
+            opened.chain.close()
+        except LayeringError as error:
+            log.error("%s: memory may not have been given back: %s", served.name, error.what)
         with self._fleet.changed:
             served.remember(opened.counts())
 
-    def _fail(self, served: Served, error: LayeringError, version: int | None) -> None:
+    def _fail(self, served: Served, error: LayeringError, store: Store | None) -> None:
         with self._fleet.changed:
-            refusal = served.fail(error, version, self._fleet.clock())
+            refusal = served.fail(error, store, self._fleet.clock())
             refused = self._fleet.refuse(served)
         log.error("%s: cannot be served: %s", served.name, error.what)
         for request in refused:

@@ -19,13 +19,14 @@ from typing import Any
 import numpy as np
 
 from trt_layering import config
-from trt_layering.errors import QueueFullError, UnavailableError, UsageError
+from trt_layering.errors import QueueFullError, StoreError, UnavailableError, UsageError
 from trt_layering.runtime.changes import Changes, unknown
 from trt_layering.runtime.executor import Executor
 from trt_layering.runtime.feeds import checked
-from trt_layering.runtime.fleet import Fleet, ModelState, Served, closed
+from trt_layering.runtime.fleet import Fleet, ModelState, Served, closed, not_loaded
 from trt_layering.runtime.history import History, ModelSample, Sample
 from trt_layering.runtime.loader import LoaderOptions
+from trt_layering.runtime.parts import Candidate
 from trt_layering.runtime.pressure import Pressure
 from trt_layering.runtime.queues import Request, end
 from trt_layering.runtime.watcher import Watcher
@@ -83,14 +84,16 @@ class Deployment:
         fleet = self._fleet
         with fleet.changed:
             fleet.require_open()
-            served = self._ready(model)
-            candidate = served.candidate
-        assert candidate is not None
+            served = fleet.models.get(model)
+        if served is None:
+            self.model(model)
+            raise not_loaded(model)
+        candidate = self._require_ready(served)
         manifest = candidate.manifest
         arrays = checked(feeds, manifest.inputs, manifest.tensorrt.ranges if manifest.tensorrt else {})
         with fleet.changed:
             fleet.require_open()
-            self._ready(model)
+            self._require_ready(served)
             served.waiting = [request for request in served.waiting if not request.future.cancelled()]
             if len(served.waiting) >= fleet.max_queue:
                 raise QueueFullError(
@@ -104,16 +107,14 @@ class Deployment:
             fleet.changed.notify_all()
         return request.future
 
-    def _ready(self, name: str) -> Served:
-        served = self._fleet.models.get(name)
-        if served is None:
-            self.model(name)  # raises UnknownModelError for a name that the repository does not have either
-            raise Served.not_loaded(name)
-        if served.state != "ready":
-            raise served.unavailable()
-        if self._fleet.draining:
-            raise UnavailableError("the service is about to end", remedy="try again in a moment")
-        return served
+    def _require_ready(self, served: Served) -> Candidate:
+        """What serves the model."""
+        with self._fleet.changed:
+            if served.state != "ready" or served.candidate is None:
+                raise served.unavailable()
+            if self._fleet.draining:
+                raise UnavailableError("the service is about to end", remedy="try again in a moment")
+            return served.candidate
 
     def _request(
         self, served: Served, arrays: Mapping[str, Any], timeout: float | None, priority: float | None
@@ -133,7 +134,7 @@ class Deployment:
             served = self._fleet.models.get(name)
         if served is not None:
             return self._snapshot(served)
-        if name not in finished_chains(self._repository):
+        if name not in self._built():
             raise unknown(name)
         return ModelState(name, None, "unloaded", "")
 
@@ -142,8 +143,16 @@ class Deployment:
         with self._fleet.changed:
             known = list(self._fleet)
         names = {served.name for served in known}
-        others = [name for name in finished_chains(self._repository) if name not in names]
+        others = [name for name in self._built() if name not in names]
         return [*map(self._snapshot, known), *(ModelState(name, None, "unloaded", "") for name in others)]
+
+    def _built(self) -> list[str]:
+        """Names of the chains in the repository; none while it cannot be looked at."""
+        try:
+            return finished_chains(self._repository)
+        except StoreError as error:
+            log.warning("%s", error.what)
+            return []
 
     def _snapshot(self, served: Served) -> ModelState:
         with self._fleet.changed:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections import Counter, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,7 +30,7 @@ log = logging.getLogger("trt_layering")
 
 State = Literal["loading", "ready", "unloaded", "unavailable"]
 _EVENTS = 2000
-"""Of the newest sweeps, kept for each model: some 300 bytes each."""
+"""Of one sweep, kept for each model: some 300 bytes each."""
 _SUMS = ("sweeps", "stall_seconds", "execute_seconds", "bytes_read")
 
 
@@ -68,29 +68,79 @@ class ModelState:
 
 
 class Recent(Trace):
-    """The newest events of one chain. `beat` is called as the chain gets on, by the thread that runs it."""
+    """What one chain did in its last sweep, and what it does in the next. `beat` is called as the chain gets on, by the
+    thread that runs it."""
 
     def __init__(self, beat: Callable[[], None]) -> None:
         super().__init__(1)
-        self._newest: deque[Event] = deque(maxlen=_EVENTS)
+        self._sweeps: defaultdict[int, list[Event]] = defaultdict(list)
+        self._ended = -1
+        self._last: tuple[Event, ...] = ()
         self._beat = beat
 
     @property
     def events(self) -> list[Event]:
-        """The newest: a list of the caller's own."""
-        return list(self._newest)
+        """Those that are kept, by sweep: a list of the caller's own."""
+        return [event for events in list(self._sweeps.values()) for event in list(events)]
 
     def add(self, event: Event) -> None:
-        """Keep `event`, and forget the oldest."""
-        self._newest.append(event)
-        if event.kind != "read":
-            self._beat()
+        """Keep `event`, and forget the sweeps before the last that ended."""
+        events = self._sweeps[event.sweep]
+        if len(events) < _EVENTS:
+            events.append(event)
+        if event.kind == "read":
+            return
+        self._beat()
+        if event.sweep > self._ended and event.kind == "execute" and event.block == len(self.blocks) - 1:
+            self._ended = event.sweep
+            for sweep in [sweep for sweep in list(self._sweeps) if sweep < event.sweep]:
+                del self._sweeps[sweep]
 
     def last_sweep(self) -> tuple[Event, ...]:
         """Of the last sweep that came to its end."""
-        events = self.events
-        ended = [e.sweep for e in events if e.kind == "execute" and e.block == len(self.blocks) - 1]
-        return tuple(e for e in events if ended and e.sweep == max(ended))
+        events = self._sweeps.get(self._ended, [])
+        if len(events) != len(self._last) or events[-1:] != list(self._last[-1:]):
+            self._last = tuple(events)
+        return self._last
+
+
+@dataclass(frozen=True)
+class Store:
+    """The weight store of a chain, as it was when the chain was opened."""
+
+    file: Path
+    mark: tuple[int, ...] | None
+
+    @classmethod
+    def of(cls, folder: Path) -> Store:
+        """Of the chain in `folder`, as it is now."""
+        file = folder / WEIGHTS_FILE
+        return cls(file, _mark(file))
+
+    @property
+    def version(self) -> int:
+        """The chain's."""
+        return int(self.file.parent.name)
+
+    def is_mended(self) -> bool:
+        """Whether there is something else now."""
+        return _mark(self.file) not in (None, self.mark)
+
+    def fault(self) -> CorruptError | None:
+        """What has become of it since; None while it is as it was."""
+        now = _mark(self.file)
+        if now == self.mark:
+            return None
+        what = f"{WEIGHTS_FILE} is gone" if now is None else f"{WEIGHTS_FILE} was changed while it was in use"
+        return CorruptError(what, where=str(self.file), remedy=rebuild_remedy(self.file.parent))
+
+
+def _mark(file: Path) -> tuple[int, ...] | None:
+    try:
+        found = os.stat(file)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 @dataclass(eq=False)
@@ -118,36 +168,6 @@ class Open:
         return counts["mode"] != "resident" or "rows_read" in counts
 
 
-@dataclass(frozen=True)
-class Store:
-    """The weight store of a chain, as it was when the chain was opened."""
-
-    file: Path
-    mark: tuple[int, ...] | None
-
-    @classmethod
-    def of(cls, folder: Path) -> Store:
-        """Of the chain in `folder`."""
-        file = folder / WEIGHTS_FILE
-        return cls(file, _mark(file))
-
-    def fault(self) -> CorruptError | None:
-        """What has become of it since; None while it is as it was."""
-        now = _mark(self.file)
-        if now == self.mark:
-            return None
-        what = f"{WEIGHTS_FILE} is gone" if now is None else f"{WEIGHTS_FILE} was changed while it was in use"
-        return CorruptError(what, where=str(self.file), remedy=rebuild_remedy(self.file.parent))
-
-
-def _mark(file: Path) -> tuple[int, ...] | None:
-    try:
-        found = os.stat(file)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-
-
 @dataclass(eq=False)
 class Served:
     """One model: what waits for it and what serves it. The executor begins no sweep of it while it is `held`, and is in
@@ -169,7 +189,7 @@ class Served:
     ended: int = 0
     latency_seconds: float = 0.0
     failure: LayeringError | None = None
-    failed_version: int | None = None
+    failed_store: Store | None = None
     failed_at: float = 0.0
     wave_sizes: Counter[int] = field(default_factory=Counter)
     past: Counter[str] = field(default_factory=Counter)
@@ -189,20 +209,15 @@ class Served:
         if self.state == "loading":
             return UnavailableError(f"the model {self.name!r} is being loaded", remedy="try again in a moment")
         if self.state == "unloaded":
-            return self.not_loaded(self.name)
+            return not_loaded(self.name)
         return UnavailableError(f"the model {self.name!r} cannot be served: {self.reason}", remedy="load it again")
 
-    @staticmethod
-    def not_loaded(name: str) -> UnavailableError:
-        """What to say to those who ask for a model that is there and was not loaded."""
-        return UnavailableError(f"the model {name!r} is not loaded", remedy="load it")
-
-    def fail(self, error: LayeringError, version: int | None, now: float) -> UnavailableError:
-        """It is not served any more, or its `version` could not be; returns what those get who wait for it."""
+    def fail(self, error: LayeringError, store: Store | None, now: float) -> UnavailableError:
+        """It is not served any more, or could not be from `store`; returns what those get who wait for it."""
         self.open, self.held = None, False
         self.state = "unavailable"
         self.reason = f"{error.what} ({error.where})" if error.where else error.what
-        self.failure, self.failed_version, self.failed_at = error, version, now
+        self.failure, self.failed_store, self.failed_at = error, store, now
         return self.unavailable()
 
     def remember(self, counts: Mapping[str, Any]) -> None:
@@ -214,8 +229,9 @@ class Served:
         known = self.candidate
         manifest = known.manifest if known else None
         sums: dict[str, Any] = {key: self.past[key] + counts.get(key, 0) for key in _SUMS}
+        serves = opened.candidate if opened else known if self.state == "ready" else None
         return ModelState(
-            name=self.name, version=opened.candidate.version if opened else None, state=self.state, reason=self.reason,
+            name=self.name, version=serves.version if serves else None, state=self.state, reason=self.reason,
             inputs=manifest.inputs if manifest else (), outputs=manifest.outputs if manifest else (),
             backend=manifest.backend.name if manifest else "", queued=len(self.waiting),
             budget_bytes=counts.get("budget_bytes", 0), resident_bytes=counts.get("resident_bytes", 0),
@@ -263,6 +279,11 @@ class Fleet:
         """Raise ClosedError once the deployment closes."""
         if self.stopping:
             raise closed()
+
+
+def not_loaded(name: str) -> UnavailableError:
+    """What to say to those who ask for a model that is there and was not loaded."""
+    return UnavailableError(f"the model {name!r} is not loaded", remedy="load it")
 
 
 def closed() -> ClosedError:

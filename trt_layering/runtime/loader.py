@@ -361,8 +361,12 @@ class Loader:
         if self._lane is None:
             yield
             return
+        with self._lock:
+            self._meter.wait(self._clock())
         self._lane.enter(lambda: not self._stopping and self._resume_at is None)
         try:
+            with self._lock:
+                self._meter.begin(self._clock())
             yield
         finally:
             self._lane.leave()

@@ -51,12 +51,16 @@ class ReadMeter:
             self._busy = (self._busy[0], now)
         self._under_way += 1
 
-    def end(self, now: float, length: int, usual: float) -> Stretch | None:
-        """A read ends that brought `length` bytes, for which `usual` seconds are to be expected, 0 where nobody knows.
-        Returns the stretch that ends with it, if it was slow."""
+    def wait(self, now: float) -> None:
+        """A read that began has to wait for its turn: it is none until it begins again."""
         self._under_way -= 1
         if self._under_way == 0:
             self._busy = (self.seconds(now), None)
+
+    def end(self, now: float, length: int, usual: float) -> Stretch | None:
+        """A read ends that brought `length` bytes, for which `usual` seconds are to be expected, 0 where nobody knows.
+        Returns the stretch that ends with it, if it was slow."""
+        self.wait(now)
         self._stretch_bytes += length
         self._stretch_usual += usual
         seconds = self.seconds(now) - self._begun

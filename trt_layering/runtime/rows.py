@@ -120,6 +120,11 @@ class RowReader:
         if request.error is not None:
             raise request.error
 
+    @property
+    def awaits_drive(self) -> bool:
+        """Whether rows are being read. Takes no lock."""
+        return self._request is not None
+
     def _take(self, request: _Request) -> Sequence[Piece] | None:
         with self._lock:
             if not request.shares:

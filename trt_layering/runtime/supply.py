@@ -50,6 +50,11 @@ class Supply:
         rows = self.rows
         return {"rows_read": rows.rows_read, "row_bytes": rows.bytes_read, "row_hits": rows.row_hits} if rows else {}
 
+    @property
+    def awaits_drive(self) -> bool:
+        """Whether a run waits for a read that the drive has not ended. Takes no lock."""
+        return self.loader.awaits_drive or (self.rows is not None and self.rows.awaits_drive)
+
     def owns_this_thread(self) -> bool:
         """Whether the caller is one of the threads that `close` waits for."""
         return self.loader.owns_this_thread() or (self.rows is not None and self.rows.owns_this_thread())

@@ -117,7 +117,7 @@ class Watcher:
                 continue
             fault = None if opened is None else opened.fault()
             if opened is not None and fault is not None:
-                if self._is_newer(served, opened.candidate.version):
+                if self._is_newer(served.name, opened.candidate.version):
                     self._recover(served)
                 else:
                     self._changes.lose(served, opened, fault)
@@ -126,15 +126,17 @@ class Watcher:
 
     def _may_recover(self, served: Served, now: float) -> bool:
         if isinstance(served.failure, StoreError):
-            return self._is_newer(served, served.failed_version)
+            store = served.failed_store
+            mended = store is not None and store.is_mended()
+            return mended or self._is_newer(served.name, store.version if store else 0)
         return now - served.failed_at >= _AGAIN
 
-    def _is_newer(self, served: Served, version: int | None) -> bool:
+    def _is_newer(self, name: str, version: int) -> bool:
+        """Whether there is a finished version of the model after `version`."""
         try:
-            newest = finished_versions(self._repository, served.name)[-1:]
+            return max(finished_versions(self._repository, name), default=0) > version
         except LayeringError:
             return False
-        return bool(newest) and newest[0] > (version or 0)
 
     def _recover(self, served: Served) -> None:
         name = served.name

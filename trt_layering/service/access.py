@@ -15,7 +15,7 @@ import socket
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from trt_layering.errors import ConfigError, ServiceError
 
@@ -83,17 +83,27 @@ def listen(host: str, port: int, field: str) -> socket.socket:
     """A socket that listens at `host` and `port`; `field` is the setting that said so. ServiceError where that address
     is taken or not of this machine."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, _, _, _, address = found[0]
-        listening = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+        found = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE
+        )
+        return _listening(*found[0])
     except (OSError, UnicodeError) as error:
         taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
         what = f"port {port} of {host} is in use" if taken else f"cannot listen on {host}, port {port}: {_words(error)}"
         remedy = "end what listens there, or name another port" if taken else "name an address of this machine"
         raise ServiceError(what, where=f"service.{field}", remedy=remedy) from None
-    # Connections inherit it. asyncio sets it only where the socket names its protocol, which these do not; without, the
-    # second part of each reply waits for the client to acknowledge the first, which it puts off for 40 ms.
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _listening(family: int, kind: int, protocol: int, _name: str, address: tuple[Any, ...]) -> socket.socket:
+    """A socket of these, which says its protocol: only then asyncio has its connections send at once what is short."""
+    listening = socket.socket(family, kind, protocol)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(_BACKLOG)
+    except BaseException:
+        listening.close()
+        raise
     return listening
 
 
