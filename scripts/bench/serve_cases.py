@@ -42,6 +42,8 @@ ALLOWANCE = 33 * MIB
 FLAT = 5_000_000
 REFUSAL_SECONDS = 0.050
 WAVE_GAIN = 3.0
+HOLD_SECONDS = 0.5
+"""How long each budget is kept under load."""
 
 
 @dataclass
@@ -76,13 +78,13 @@ def trio(minutes: float, rate: float | None) -> Found:
     service, budget = _trio_service()
     with service:
         subjects = serving.subjects(service, inputs=4, compared=True)
-        predicted = _predicted(service)
-        rate = rate or _bearable_rate(subjects, predicted)
+        predicted, alone = _predicted(service), _alone(service, subjects)
+        rate = rate or _bearable_rate(subjects, alone)
         load_ = load.Load(subjects, rate, minutes * 60)
         replies, before, after, used = under_load(service, load_)
     libraries = serving.imports_bytes()
     found.numbers = {
-        "budget_bytes": budget, "rate": rate, "predicted_seconds": predicted, "libraries_bytes": libraries,
+        "budget_bytes": budget, "rate": rate, "predicted_seconds": predicted, "alone_seconds": alone, "libraries_bytes": libraries,
         "peak_bytes": used.peak, "waves": serving.mean_waves(before, after), **by_model(replies, subjects),
     }  # fmt: skip
     _judge_replies(found, replies)
@@ -244,13 +246,14 @@ def budgets(times: int, rate: float | None) -> Found:
     seconds: list[float] = []
     with service:
         subjects = serving.subjects(service, inputs=4, compared=True)
-        rate = rate or _bearable_rate(subjects, _predicted(service)) / 2
+        rate = rate or _bearable_rate(subjects, _alone(service, subjects))
         stop = threading.Event()
         thread, replies = _loaded(service, load.Load(subjects, rate, 3600, workers=8), stop)
         try:
             for _ in range(times):
                 for words, wanted in ((halved, budget // 2), (text, budget)):
                     seconds.append(_changed(service, words, wanted))
+                    time.sleep(HOLD_SECONDS)
         finally:
             stop.set()
             thread.join()
@@ -341,10 +344,19 @@ def _predicted(service: serving.Service) -> dict[str, float]:
     return service.metrics()["trt_layering_predicted_latency_seconds"]
 
 
-def _bearable_rate(subjects: Sequence[load.Subject], predicted: Mapping[str, float]) -> float:
+def _alone(service: serving.Service, subjects: Sequence[load.Subject]) -> dict[str, float]:
+    """Median seconds of a request that nothing else waits for, by model, of five each."""
+    found = {}
+    for subject in subjects:
+        replies = load.drive(load.Load([subject], None, 600, workers=1, count=6), service.client)
+        found[subject.name] = statistics.median(reply.latency for reply in replies[1:])
+    return found
+
+
+def _bearable_rate(subjects: Sequence[load.Subject], alone: Mapping[str, float]) -> float:
     """Requests a second that keep the device busy for a third of the time."""
     total = sum(subject.weight for subject in subjects)
-    return total / (3 * sum(subject.weight * predicted[subject.name] for subject in subjects))
+    return total / (3 * sum(subject.weight * alone[subject.name] for subject in subjects))
 
 
 def _cycle_config() -> tuple[Path, int]:
