@@ -84,7 +84,8 @@ def trio(minutes: float, rate: float | None) -> Found:
         replies, before, after, used = under_load(service, load_)
     libraries = serving.imports_bytes()
     found.numbers = {
-        "budget_bytes": budget, "rate": rate, "predicted_seconds": predicted, "alone_seconds": alone, "libraries_bytes": libraries,
+        "budget_bytes": budget, "rate": rate, "predicted_seconds": predicted, "alone_seconds": alone,
+        "libraries_bytes": libraries,
         "peak_bytes": used.peak, "waves": serving.mean_waves(before, after), **by_model(replies, subjects),
     }  # fmt: skip
     _judge_replies(found, replies)

@@ -13,8 +13,9 @@ The others start services of their own, and are what a release is judged by. Exp
 
 trio     the OCR model, the MiniLM embedder and ResNet-152 at 40 % of their weights, mixed load that keeps the device
          busy for a third of the time, going by requests that came alone; 10 minutes: no error; no answer off by more
-         than 1e-5 of the largest output; peak memory within the budget, the libraries and 33 MiB (25 MB the service, 8 MiB
-         the runtime); no deadline of 2 s missed, unless a model's prediction and the longest of the others' exceed it
+         than 1e-5 of the largest output; peak memory within the budget, the libraries and 33 MiB (25 MB the service,
+         8 MiB the runtime); no deadline of 2 s missed, unless a model's prediction and the longest of the others'
+         exceed it
 waves    an encoder at 10 % of its weights, which waits for the drive, at saturation: with waves of 8 at least 3 times
          as many requests a second as without
 queue    a queue of 2 that is full: 503 within 50 ms, with Retry-After in seconds
