@@ -7,4 +7,5 @@ cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 source scripts/environment.sh
 
 environment test models report
-exec "$python" -m pytest "$@"
+# The tests of one file stay together; more than four at once would want more memory than small machines have.
+exec "$python" -m pytest -n "$(($(nproc) < 4 ? $(nproc) : 4))" --dist loadfile "$@"

@@ -11,6 +11,7 @@ from tests.backends.tensorrt.stores import plan, publish
 from tests.store.samples import publish_tiny
 from trt_layering.errors import CorruptError
 from trt_layering.inspect import examine
+from trt_layering.store.manifest import Halved, KeptNode
 
 
 def told(folder: Path) -> tuple[dict, str]:
@@ -41,6 +42,7 @@ def test_a_chain_whose_plans_are_its_weights(tmp_path):
     data, text = told(publish(tmp_path, binding="swap"))
     assert [block["plan_bytes"] for block in data["blocks"]] == [1 << 17] * 2
     assert "binding swap: plans hold their weights" in text
+    assert told(tmp_path / "tiny/1/weights.bin")[0] == data
 
 
 def test_a_plan_that_is_gone_is_no_reason_to_tell_nothing(tmp_path):
@@ -49,6 +51,21 @@ def test_a_plan_that_is_gone_is_no_reason_to_tell_nothing(tmp_path):
     data, text = told(folder)
     assert data["blocks"][0]["plan_bytes"] is None
     assert "no plan" in text
+
+
+def test_what_stays_float32_is_told_by_operator(tmp_path):
+    kept = [KeptNode(name=f"n{i}", op_type="Softmax", reason="compared") for i in range(2)]
+    kept.append(KeptNode(name="q", op_type="Quantize\x1b[2J", reason="type"))
+    halved = (
+        Halved(block="block-000", max_rel_diff=0.002, halved=5, kept=tuple(kept), saved_bytes=1 << 20),
+        Halved(block="block-001", max_rel_diff=0.005, halved=4, kept=()),
+    )
+    data, text = told(publish(tmp_path, precision="fp16", halved=halved))
+    assert [one["halved"] for one in data["halved"]] == [5, 4]
+    assert data["halved"][0]["kept"][0] == {"name": "n0", "op_type": "Softmax", "reason": "compared"}
+    assert "9 nodes compute in float16, 3 stay float32; that changes a block's output by 0.005" in text
+    assert "block-000 5 1.0 MiB 0.002 2 Softmax (compared), 1 Quantize\\x1b[2J (type)" in text
+    assert "weights fp16 where that is computed in" in text
 
 
 def test_other_chains_have_no_plans(tmp_path):

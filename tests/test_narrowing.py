@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,13 @@ from tests.chains import (
     uncut,
 )
 from trt_layering import narrowing
+from trt_layering.backends.base import BlockTooLarge, CutBlock, Draft
 from trt_layering.backends.onnxruntime import session
+from trt_layering.backends.onnxruntime.builder import OnnxRuntimeBuilder
 from trt_layering.building import Built, build
 from trt_layering.compare import difference
+from trt_layering.costs import cost_lines, costs
 from trt_layering.errors import BackendError, BuildError, UsageError
-from trt_layering.inspect import cost_lines, costs
 from trt_layering.runtime.footprint import Footprint
 from trt_layering.verification import verify
 
@@ -81,6 +83,25 @@ def test_weights_take_half_and_answers_stay_near(tmp_path: Path, optimise: bool,
     assert 0 < manifest.check.max_abs_diff <= CHAIN[weights] * manifest.check.max_abs_output
     assert_answers(path, done, feed(), CHAIN[weights])
     assert_valid_by_themselves(done)
+
+
+def test_a_block_that_was_cut_once_more_costs_what_it_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafts = OnnxRuntimeBuilder.drafts
+    refusals = [0, 2]  # of blocks, by number
+
+    def draft(self: OnnxRuntimeBuilder, cuts: Sequence[CutBlock], *rest: Any) -> list[Draft]:
+        if refusals:
+            error = BlockTooLarge("no memory for this one")
+            error.block = refusals.pop(0)
+            raise error
+        return drafts(self, cuts, *rest)
+
+    monkeypatch.setattr(OnnxRuntimeBuilder, "drafts", draft)
+    path, done = built(layers(8), tmp_path, block_size="16KiB", weights="fp16")
+    assert len(done.manifest.blocks) == 6
+    assert [one.block for one in done.manifest.narrowed] == ["block-000", "block-002", "block-004", "block-005"]
+    assert cost_lines(done.manifest)
+    assert_answers(path, done, feed(), CHAIN["fp16"])
 
 
 def test_what_a_block_is_said_to_cost_is_what_it_costs(tmp_path: Path) -> None:

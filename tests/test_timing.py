@@ -23,19 +23,16 @@ class Clockwork:
     def __init__(self, stalls: list[float], executions: list[float]) -> None:
         self.now = 100.0
         self._stalls, self._executions = stalls, executions
-        self._stalled = 0.0
+        self.stall_seconds = 0.0
 
     def perf_counter(self) -> float:
         return self.now
-
-    def stats(self) -> dict[str, Any]:
-        return {"stall_seconds": self._stalled}
 
     def observe(self, feeds: Any, observer: Any) -> Any:
         self.now += 1
         for index, (stall, execution) in enumerate(zip(self._stalls, self._executions, strict=True)):
             self.now += stall + execution
-            self._stalled += stall
+            self.stall_seconds += stall
             observer(index, execution, {})
             self.now += 0.25
         self.now += 2 - 0.25

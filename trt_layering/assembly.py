@@ -35,11 +35,13 @@ _WORDS = {ir.DataType.FLOAT: "float32", ir.DataType.DOUBLE: "float64"}
 @dataclass(frozen=True)
 class Assembled:
     """What was written: the chain's blocks, engines for runs of them, and the same computation in its windows uncut if
-    those are fewer."""
+    those are fewer. `first_cut` are those of the blocks, by name, with which those of `cut_windows` begin: some may
+    have been cut further."""
 
     blocks: tuple[Block, ...]
     joined: tuple[Part, ...]
     whole: tuple[Block, ...]
+    first_cut: tuple[str, ...]
 
 
 def assemble(
@@ -53,6 +55,7 @@ def assemble(
     """Write `windows` as blocks, cut as `cutting` says; `ranges` are the shapes of the model's inputs. A block of which
     no engine can be built in the memory there is is cut once more, which the log says."""
     seamed = [_seamed(builder, window, cutting) for window in windows]
+    starts = [window.levels[0][:-1] for window in seamed]
     while True:
         cuts = [cut for window in seamed for cut in _blocks(window)]
         try:
@@ -64,10 +67,17 @@ def assemble(
             log.warning("cut into smaller blocks: %s", error.what)
     places, blocks = _write(writer, builder, drafts, tell)
     if not builder.joins:
-        return Assembled(blocks, (), ())
+        return Assembled(blocks, (), (), _first_cut(starts, seamed, blocks))
     joined = _write_joined(writer, builder, seamed, blocks, places)
     whole = _write_whole(writer, builder, windows, places) if len(windows) < len(blocks) else ()
-    return Assembled(blocks, joined, whole)
+    return Assembled(blocks, joined, whole, _first_cut(starts, seamed, blocks))
+
+
+def _first_cut(starts: Sequence[Sequence[int]], seamed: Sequence[_Seamed], blocks: Sequence[Block]) -> tuple[str, ...]:
+    found, rest = [], iter(blocks)
+    for before, window in zip(starts, seamed, strict=True):
+        found += [block.name for start, block in zip(window.levels[0][:-1], rest, strict=False) if start in before]
+    return tuple(found)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
 import onnx_ir as ir
@@ -42,6 +42,8 @@ from trt_layering.store.manifest import (
     Chain,
     Check,
     Extent,
+    Halved,
+    KeptNode,
     Memory,
     Narrowed,
     TensorRt,
@@ -51,6 +53,9 @@ from trt_layering.store.manifest import (
 )
 from trt_layering.store.writer import StoreWriter, disk_errors
 from trt_layering.units import format_size, parse_size
+
+if TYPE_CHECKING:
+    from trt_layering.backends.tensorrt.precision import Cost as Half
 
 log = logging.getLogger("trt_layering")
 
@@ -267,8 +272,9 @@ def _written(
     def cut(windows: Sequence[ir.Model]) -> list[ir.Model]:
         return [block.graph for block in cut_windows(builder, windows, cutting)]
 
+    halves: Sequence[Half] = ()
     if order.precision == "fp16":
-        windows = _in_fp16(source, windows, cut, trials, tell)
+        windows, halves = _in_fp16(source, windows, cut, trials, tell)
     windows, costs = _narrowed(order, windows, cut, trials, tell)
     parts = assemble(writer, builder, windows, cutting, ranges, tell)
     return Chain(
@@ -293,8 +299,11 @@ def _written(
         weights=order.weights,
         tensorrt=builder.tensorrt(),
         narrowed=tuple(
-            Narrowed(block=block.name, max_rel_diff=cost.max_rel_diff, kept=cost.kept, saved_bytes=cost.saved_bytes)
-            for block, cost in zip(parts.blocks if costs else (), costs, strict=True)
+            Narrowed(block=block, max_rel_diff=cost.max_rel_diff, kept=cost.kept, saved_bytes=cost.saved_bytes)
+            for block, cost in zip(parts.first_cut if costs else (), costs, strict=True)
+        ),
+        halved=tuple(
+            _halved(block, half) for block, half in zip(parts.first_cut if halves else (), halves, strict=True)
         ),
     )
 
@@ -313,14 +322,21 @@ def _in_fp16(
     cut: Callable[[Sequence[ir.Model]], list[ir.Model]],
     trials: Sequence[inputs.Feeds],
     tell: Progress,
-) -> Sequence[ir.Model]:
-    """`windows` computing in 16 bits where that changes little."""
+) -> tuple[Sequence[ir.Model], Sequence[Half]]:
+    """`windows` computing in 16 bits where that changes little, and what it does to each block."""
     from trt_layering.backends.tensorrt.precision import in_fp16
 
     found = in_fp16(windows, [value.name or "" for value in source.graph.outputs], cut, trials, tell)
     halved, kept = sum(cost.halved for cost in found.costs), sum(len(cost.kept) for cost in found.costs)
     log.info("%d nodes compute in float16, %d stay float32; outputs differ by %.3g", halved, kept, found.max_rel_diff)
-    return found.windows
+    return found.windows, found.costs
+
+
+def _halved(block: str, half: Half) -> Halved:
+    kept = tuple(KeptNode(name=node.name, op_type=node.op_type, reason=node.reason) for node in half.kept)
+    return Halved(
+        block=block, max_rel_diff=half.max_rel_diff, halved=half.halved, kept=kept, saved_bytes=half.saved_bytes
+    )
 
 
 def _narrowed(

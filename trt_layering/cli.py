@@ -113,7 +113,7 @@ def _share_thread_pool(options: argparse.Namespace) -> None:
 def _build(model: Model, repository: str) -> dict[str, Any]:
     import trt_layering as tl
     from trt_layering import deploying
-    from trt_layering.inspect import cost_lines, costs
+    from trt_layering.costs import cost_lines, costs, halves
 
     begin = time.monotonic()
     with Progress(sys.stderr) as progress:
@@ -124,7 +124,8 @@ def _build(model: Model, repository: str) -> dict[str, Any]:
         "backend": manifest.backend.name, "precision": manifest.precision, "blocks": len(manifest.blocks),
         "weights_bytes": manifest.weights_bytes, "floor_bytes": tl.footprint(model.name, repository=repository).floor,
         "max_abs_diff": manifest.check.max_abs_diff, "max_abs_output": manifest.check.max_abs_output,
-        "weights": manifest.weights, "narrowed": costs(manifest), "cost_lines": cost_lines(manifest),
+        "weights": manifest.weights, "narrowed": costs(manifest), "halved": halves(manifest),
+        "cost_lines": cost_lines(manifest),
     }  # fmt: skip
 
 
@@ -167,10 +168,11 @@ def _run(
     """The outputs of the last of `iterations` requests, and the seconds that each took; in a wave, its share. In waves,
     each has random inputs of its own."""
     seconds: list[float] = []
-    alone = None if options.wave else _feeds(options, chain.inputs)
+    usual = chain.manifest.usual_shapes
+    alone = None if options.wave else _feeds(options, chain.inputs, usual)
     while len(seconds) < iterations:
         numbers = range(len(seconds), min(len(seconds) + (options.wave or 1), iterations))
-        wave = [_feeds(options, chain.inputs, number) if alone is None else alone for number in numbers]
+        wave = [_feeds(options, chain.inputs, usual, number) if alone is None else alone for number in numbers]
         begin = time.perf_counter()
         outputs = chain.run_many(wave, wave=options.wave)[-1] if alone is None else chain.run(alone)
         seconds += [(time.perf_counter() - begin) / len(wave)] * len(wave)
@@ -178,14 +180,17 @@ def _run(
     return outputs, seconds
 
 
-def _feeds(options: argparse.Namespace, values: Sequence[Value], number: int = 0) -> Feeds:
-    """Arrays for the inputs `values`, from the files that were named or else random ones, others for each `number`."""
+def _feeds(
+    options: argparse.Namespace, values: Sequence[Value], usual: Mapping[str, Sequence[int]], number: int = 0
+) -> Feeds:
+    """Arrays for the inputs `values`, from the files that were named or else random ones, others for each `number`; of
+    the `usual` shapes where none were asked for."""
     from trt_layering import inputs
 
     shapes, pixels = arguments.shapes(options.shape), arguments.pixels(options)
     if options.input:
         return inputs.load(options.input, values, shapes=shapes, pixels=pixels)
-    return inputs.seeded(values, shapes, options.seed + number)
+    return inputs.seeded(values, shapes or usual, options.seed + number)
 
 
 def _ran(
@@ -211,6 +216,8 @@ def _ran(
     for key in ("budget", "floor", "arena", "resident"):
         if stats.get(f"{key}_bytes"):
             rows.append((key, format_size(stats[f"{key}_bytes"])))
+    if stats["device_bytes"]:
+        rows.append(("taken of the GPU's memory", format_size(stats["device_bytes"])))
     rows.append(("whole process with Python and libraries, peak", format_size(peak)))
     notes = [f"note: {note}" for note in stats["fallbacks"]]
     return Result(data, [*columns([_output_row(key, part) for key, part in told.items()]), *columns(rows), *notes])
@@ -279,7 +286,7 @@ def verify(options: argparse.Namespace) -> Result:
     found = tl.verify(
         target.name, onnx=resolve_model(onnx), repository=target.repository, budget=_granted(target),
         version=target.version, loader=tl.LoaderOptions(**target.loader), tolerance=options.tolerance,
-        feeds=_feeds(options, manifest.inputs) if options.input or options.shape else None, seed=options.seed,
+        feeds=_feeds(options, manifest.inputs, {}) if options.input or options.shape else None, seed=options.seed,
     )  # fmt: skip
     data = {
         "name": target.name, "onnx": str(onnx), "passed": found.passed, "max_abs_diff": found.max_abs_diff,

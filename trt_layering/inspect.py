@@ -17,6 +17,7 @@ import msgspec
 import onnx_ir as ir
 
 from trt_layering.backends.tensorrt import plan_file
+from trt_layering.costs import cost_lines, costs, halves
 from trt_layering.errors import StoreError, UsageError
 from trt_layering.graph.stored import StoredTensor
 from trt_layering.profiling import describe
@@ -38,12 +39,12 @@ from trt_layering.store.manifest import (
 )
 from trt_layering.table import columns
 from trt_layering.units import format_size
-from trt_layering.words import printable
+from trt_layering.words import first_of, printable
 
 _PLANS = (".plan", ".engine", ".trt")
+_HEADER = 64  # bytes
 _MOST_OPERATORS = 12
 _MOST_COSTS = 10  # blocks
-_MOST_NAMES = 3
 _BINDINGS = {
     "inputs": "weights are inputs of the engines, which take them where they lie; equal blocks share a plan",
     "refit": "weights are put into the engines each time they have arrived",
@@ -81,10 +82,10 @@ def examine(target: str, *, repository: str | Path = "engines", version: int | N
 def _file(path: Path) -> Report:
     with path.open("rb") as file:
         head = file.read(plan_file.SAMPLE)
-    if head.startswith(b"ftrt") or path.suffix in _PLANS:
-        return _plan(path, head)
     if path.name in (MANIFEST_FILE, SCHEDULES_FILE, WEIGHTS_FILE):
         return _chain(path.parent)
+    if head.startswith(b"ftrt") or path.suffix in _PLANS:
+        return _plan(path, head)
     if path.suffix == ".onnx":
         return _onnx(path)
     remedy = f"name a chain, its folder, {MANIFEST_FILE}, an .onnx file or a TensorRT plan"
@@ -108,7 +109,10 @@ def _plan(path: Path, head: bytes) -> Report:
     version = plan_file.read(head, where=str(path)).words
     size = path.stat().st_size
     data = {"kind": "plan", "path": str(path), "bytes": size, "tensorrt_version": version}
-    return Report(data, [f"{path}: a TensorRT plan of {format_size(size)}, built by TensorRT {version}"])
+    what = f"a TensorRT plan of {format_size(size)}"
+    if size <= _HEADER:
+        what = f"the beginning of a TensorRT plan, the whole of which lies in {WEIGHTS_FILE}"
+    return Report(data, [f"{path}: {what}, built by TensorRT {version}"])
 
 
 def _chain(folder: Path) -> Report:
@@ -126,7 +130,7 @@ def _chain(folder: Path) -> Report:
         "joined": [_joined(part) for part in chain.joined], "schedules": _schedules(folder),
         "check": {"max_abs_diff": chain.check.max_abs_diff, "max_abs_output": chain.check.max_abs_output},
         "profile": msgspec.to_builtins(chain.profile),
-        "weights": chain.weights, "narrowed": costs(chain),
+        "weights": chain.weights, "narrowed": costs(chain), "halved": halves(chain),
         "tensorrt": None if chain.tensorrt is None else msgspec.to_builtins(chain.tensorrt),
     }  # fmt: skip
     return Report(data, _chain_lines(chain, footprint, data))
@@ -141,14 +145,14 @@ def _chain_lines(chain: Chain, footprint: Footprint, data: dict[str, Any]) -> li
         ("by", f"{chain.backend.name} {chain.backend.version}, {chain.precision}, {how}"),
         (
             "weights",
-            f"{chain.weights}, {format_size(chain.weights_bytes)} in blocks of up to {format_size(chain.block_size)}",
+            f"{_stored(chain)}, {format_size(chain.weights_bytes)} in blocks of up to {format_size(chain.block_size)}",
         ),
         ("joined", _joined_text(len(chain.joined))),
         ("schedules", _schedules_text(data["schedules"])),
         ("floor", f"{format_size(footprint.floor)}: {parts}"),
         ("all in memory", format_size(footprint.resident)),
         ("check", f"differs from the uncut model by {chain.check.max_abs_diff:.3g}"),
-        *(engine_facts(chain.tensorrt) if chain.tensorrt is not None else ()),
+        *(engine_facts(chain.tensorrt, chain.inputs) if chain.tensorrt is not None else ()),
         *describe(chain),
         *(("input", _text(value)) for value in chain.inputs),
         *(("output", _text(value)) for value in chain.outputs),
@@ -165,54 +169,16 @@ def _chain_lines(chain: Chain, footprint: Footprint, data: dict[str, Any]) -> li
         )
         for block in data["blocks"]
     ]
-    costs_too = ["", *cost_lines(chain, _MOST_COSTS)] if chain.narrowed else []
-    return [*columns(facts), "", *columns(blocks), *costs_too]
+    told = cost_lines(chain, _MOST_COSTS)
+    return [*columns(facts), "", *columns(blocks), *(["", *told] if told else [])]
 
 
-def costs(chain: Chain) -> list[dict[str, Any]]:
-    """What storing weights in 16 bits did to each block: bytes before and after, the largest difference of an output as
-    a part of its largest value, and the names of what was kept in float32."""
-    blocks = {block.name: block for block in chain.blocks}
-    told = []
-    for one in chain.narrowed:
-        extents = (chain.extents[index] for index in blocks[one.block].extents)
-        after = sum(tensor.nbytes for extent in extents for tensor in extent.tensors)
-        before = after + one.saved_bytes
-        sizes = {"bytes_before": before, "bytes_after": after}
-        told.append({"block": one.block, **sizes, "max_rel_diff": one.max_rel_diff, "kept": list(one.kept)})
-    return told
+def _stored(chain: Chain) -> str:
+    return "fp16 where that is computed in" if chain.precision == "fp16" else chain.weights
 
 
-def cost_lines(chain: Chain, most: int | None = None) -> list[str]:
-    """The same for people: all of it in a line, then block by block, or only the `most` blocks that it changed most."""
-    told = costs(chain)
-    if not told:
-        return []
-    worst = sorted(told, key=lambda one: (-one["max_rel_diff"], -len(one["kept"])))
-    shown = told if most is None else worst[:most]
-    kept = {name for one in told for name in one["kept"]}
-    which = f"the {most} of {len(told)} blocks that change most" if len(shown) < len(told) else "the blocks"
-    summary = (
-        f"weights in {chain.weights} change a block's output by {worst[0]['max_rel_diff']:.2g} of its largest value at "
-        f"most; {len(kept) or 'no'} {'weight stays' if len(kept) == 1 else 'weights stay'} float32; {which}:"
-    )
-    rows = [("block", "before", "after", "changed by", "kept in float32")]
-    rows += [
-        (
-            one["block"],
-            format_size(one["bytes_before"]),
-            format_size(one["bytes_after"]),
-            f"{one['max_rel_diff']:.2g}",
-            _first(one["kept"]),
-        )
-        for one in shown
-    ]
-    more = [f"  and {len(told) - len(shown)} more"] if len(shown) < len(told) else []
-    return [summary, *(f"  {line}" for line in columns(rows)), *more]
-
-
-def engine_facts(tensorrt: TensorRt) -> list[tuple[str, str]]:
-    """How a chain of TensorRT engines gets its weights, why so, and for which shapes its engines were built."""
+def engine_facts(tensorrt: TensorRt, inputs: Sequence[Value]) -> list[tuple[str, str]]:
+    """How a chain of TensorRT engines gets its weights, why so, and for which shapes of `inputs` they were built."""
     facts = [
         ("binding", f"{tensorrt.binding}: {_BINDINGS[tensorrt.binding]}"),
         ("placement", f"{tensorrt.placement}: {_PLACEMENTS[tensorrt.placement]}"),
@@ -220,9 +186,10 @@ def engine_facts(tensorrt: TensorRt) -> list[tuple[str, str]]:
     for one in tensorrt.candidates:
         seconds = f"{one.seconds * 1e3:.2f} ms, " if one.seconds else ""
         facts.append(("tried", f"{one.binding}: {seconds}{printable(one.words)}"))
-    for name, ends in tensorrt.ranges.items():
-        least, usual, most = (format_shape(shape) for shape in (ends.min, ends.opt, ends.max))
-        facts.append(("shapes", f"{printable(name)}  {least} to {most}, mostly {usual}"))
+    for value in inputs:
+        if (ends := tensorrt.ranges.get(value.name)) is not None:
+            least, usual, most = (format_shape(shape) for shape in (ends.min, ends.opt, ends.max))
+            facts.append(("shapes", f"{printable(value.name)}  {least} to {most}, mostly {usual}"))
     return facts
 
 
@@ -281,12 +248,7 @@ def _time(block: dict[str, Any]) -> str:
 
 
 def _names(values: Sequence[dict[str, Any]]) -> str:
-    return f"→ {_first([value['name'] for value in values])}"
-
-
-def _first(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return f"{', '.join(names[:_MOST_NAMES])}{more}"
+    return f"→ {first_of([value['name'] for value in values])}"
 
 
 def _value(value: Value) -> dict[str, Any]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import re
 import reprlib
+from collections.abc import Sequence
 
 _SHORT = reprlib.Repr()
+_MOST_NAMES = 3
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 1, 80, 80
 
 
@@ -26,3 +28,9 @@ def printable(text: str) -> str:
 def is_text(word: str) -> bool:
     """Whether `word` can be a path and stand in a manifest: it is UTF-8, without a NUL."""
     return re.search("[\0\ud800-\udfff]", word) is None
+
+
+def first_of(names: Sequence[str]) -> str:
+    """The first three of `names`, and how many more there are."""
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return f"{', '.join(names[:_MOST_NAMES])}{more}"

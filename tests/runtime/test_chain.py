@@ -63,7 +63,8 @@ BLOCK_SIZES = dict.fromkeys(real_models.REAL_MODELS, "2MiB") | {"common": "4MiB"
 STATS = {
     "requests", "sweeps", "bytes_read", "stall_seconds", "execute_seconds", "read_seconds", "read_rate", "slow_reads",
     "arena_bytes", "resident_bytes", "activation_bytes",
-    "scratch_bytes", "engine_bytes", "budget_bytes", "floor_bytes", "blocks", "mode", "predicted_seconds", "fallbacks",
+    "scratch_bytes", "engine_bytes", "device_bytes", "budget_bytes", "floor_bytes", "blocks", "mode",
+    "predicted_seconds", "fallbacks",
 }  # fmt: skip
 
 
@@ -587,7 +588,7 @@ def test_a_changed_engine(copy: Built) -> None:
     ("change", "said"),
     [
         ({"version": "0.9.1"}, r"built by onnxruntime 0\.9\.1 and this machine has"),
-        ({"name": "tensorrt"}, "'tensorrt', which this version does not have"),
+        ({"name": "tpu"}, "'tpu', which this version does not have"),
     ],
 )
 def test_a_store_of_another_library(copy: Built, change: dict[str, str], said: str) -> None:

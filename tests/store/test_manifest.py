@@ -19,10 +19,16 @@ from trt_layering.store.manifest import (
     DTYPE_BITS,
     MANIFEST_FILE,
     PAGE,
+    Backend,
     Block,
     Chain,
     Extent,
+    Halved,
+    KeptNode,
+    Narrowed,
+    Range,
     Tensor,
+    TensorRt,
     Value,
     file_digest,
     finished_chains,
@@ -125,6 +131,54 @@ def test_a_block_with_rows_gathers_from_one_table(tmp_path: Path, change: dict[s
         assert chain.loaded_bytes == PAGE
         return
     with pytest.raises(BuildError, match="cannot gather rows"):
+        write_manifest(tmp_path, chain)
+
+
+@pytest.mark.parametrize("field", ["narrowed", "halved"])
+def test_what_16_bits_cost_is_told_of_blocks_that_are_there(tmp_path: Path, field: str) -> None:
+    halved = Halved(
+        block="b", max_rel_diff=1e-3, halved=1, kept=(KeptNode(name="n", op_type="Exp", reason="compared"),)
+    )
+    told = {"narrowed": Narrowed(block="b", max_rel_diff=1e-3, kept=("w",)), "halved": halved}[field]
+    block = Block(name="b", file="b.onnx", digest="0" * 32, extents=(), inputs=(X,), outputs=(H,))
+    chain = chain_of((), (block,), inputs=(X,), outputs=(H,), **{field: (told,)})
+    write_manifest(tmp_path, chain)
+    assert read_manifest(tmp_path) == chain
+    stranger = msgspec.structs.replace(chain, **{field: (msgspec.structs.replace(told, block="c"),)})
+    with pytest.raises(BuildError, match="'c', which is no block"):
+        write_manifest(tmp_path, stranger)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, None),
+        ({"backend": "onnxruntime"}, "not both"),
+        ({"tensorrt": None}, "not both"),
+        ({"weights": ("other",)}, "has no weight 'other'"),
+        ({"binding": "swap", "weights": ()}, "has no plan of its own"),
+        ({"binding": "swap", "weights": (), "tensor": "plan-000"}, None),
+    ],
+)
+def test_a_tensorrt_chain_has_what_its_engines_ask_for(
+    tmp_path: Path, change: dict[str, Any], words: str | None
+) -> None:
+    asked = {"backend": "tensorrt", "weights": ("w",), "binding": "inputs", "tensor": "w"} | change
+    tensor = Tensor(name=asked["tensor"], dtype="uint8", shape=(8,), offset=0, nbytes=8)
+    extent = Extent(offset=0, length=PAGE, checksum="0" * 16, tensors=(tensor,))
+    block = Block(
+        name="b", file="b.plan", digest="0" * 32, extents=(0,), inputs=(X,), outputs=(H,), weights=asked["weights"]
+    )
+    span = Range(min=(1, 1, 1), opt=(1, 2, 1), max=(1, 3, 1))
+    how = TensorRt(binding=asked["binding"], placement="staged", ranges={X.name: span, H.name: span})
+    how = asked.get("tensorrt", how)
+    backend = Backend(name=asked["backend"], version="10.3", fingerprint={})
+    chain = chain_of((extent,), (block,), inputs=(X,), outputs=(H,), backend=backend, tensorrt=how)
+    if words is None:
+        write_manifest(tmp_path, chain)
+        assert read_manifest(tmp_path) == chain
+        return
+    with pytest.raises(BuildError, match=words):
         write_manifest(tmp_path, chain)
 
 
@@ -242,3 +296,58 @@ def test_what_is_there_is_told(tmp_path: Path) -> None:
 def test_names_stay_inside_the_repository(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError):
         resolve(tmp_path, name)
+
+
+def tensorrt_chain(**changes: Any) -> dict[str, Any]:
+    """One block with one weight, as TensorRT's chains have it."""
+    span = Range(min=(1, 2), opt=(1, 2), max=(3, 2))
+    x, y = Value(name="x", dtype="float32", shape=("n", 2)), Value(name="y", dtype="float32", shape=("n", 2))
+    tensor = Tensor(name="w", dtype="float32", shape=(2, 2), offset=0, nbytes=16)
+    block = Block(
+        name="block-000", file="a.plan", digest="0" * 32, extents=(0,), inputs=(x,), outputs=(y,), weights=("w",)
+    )
+    fields: dict[str, Any] = {
+        "backend": Backend(name="tensorrt", version="10.3.0", fingerprint={}),
+        "tensorrt": TensorRt(binding="inputs", placement="staged", ranges={"x": span, "y": span}),
+        "inputs": (x,),
+        "outputs": (y,),
+        "blocks": (block,),
+        "extents": (Extent(offset=0, length=PAGE, checksum="0" * 16, tensors=(tensor,)),),
+    }
+    return {**fields, **changes}
+
+
+def test_a_tensorrt_chain_is_read_as_written(tmp_path: Path) -> None:
+    chain = chain_of(**tensorrt_chain())
+    write_manifest(tmp_path, chain)
+    assert read_manifest(tmp_path) == chain
+
+
+BLOCK = tensorrt_chain()["blocks"][0]
+SPANNED = Range(min=(1, 2), opt=(1, 2), max=(3, 2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"tensorrt": None}, "not both"),
+        ({"backend": Backend(name="onnxruntime", version="1", fingerprint={})}, "not both"),
+        ({"blocks": (msgspec.structs.replace(BLOCK, weights=()),)}, "numbers other weights"),
+        ({"blocks": (msgspec.structs.replace(BLOCK, weights=("w", "w")),)}, "numbers other weights"),
+        ({"tensorrt": TensorRt(binding="swap", placement="pinned", ranges={"x": SPANNED, "y": SPANNED})}, "no plan"),
+        ({"tensorrt": TensorRt(binding="inputs", placement="staged", ranges={"x": SPANNED})}, "size of 'y'"),
+        (
+            {
+                "tensorrt": TensorRt(
+                    binding="inputs",
+                    placement="staged",
+                    ranges={"x": SPANNED, "y": Range(min=(4, 2), opt=(1, 2), max=(3, 2))},
+                )
+            },
+            "range of 'y' is none",
+        ),
+    ],
+)
+def test_a_tensorrt_chain_that_makes_no_sense(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(BuildError, match=words):
+        write_manifest(tmp_path, chain_of(**tensorrt_chain(**changes)))

@@ -28,6 +28,8 @@ from trt_layering.words import quoted
 
 RESULTS_FILE = "bench.json"
 _FORMATS = (".svg", ".png")
+_ON_THE_GPU = "the memory of the chain, which runs on the GPU, is the process's and what it took of the GPU's"
+_PLAIN_ONES = "ONNX Runtime runs the uncut model on the processor, not on the GPU"
 
 
 def bench(options: argparse.Namespace) -> Result:
@@ -57,6 +59,8 @@ def _request(options: argparse.Namespace, target: arguments.Target) -> tuple[Req
     needs = Footprint.of(chain)
     onnx = options.onnx or target.onnx
     against, notes = _against(options.against, onnx)
+    if chain.tensorrt is not None:
+        notes += [_ON_THE_GPU, *([_PLAIN_ONES] if any(SUBJECTS[name].needs_model for name in against) else [])]
     shapes = arguments.shapes(options.shape) or chain.memory.shapes
     request = Request(
         chain=chain, repository=repository, version=version, budgets=_budgets(options.budgets, needs, chain),

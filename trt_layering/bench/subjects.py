@@ -63,6 +63,10 @@ class _Running(Protocol):
         """`bytes_read` and `stall_seconds` since it was opened, and what it takes for weights."""
         ...
 
+    def peak_bytes(self) -> int:
+        """Its highest since the peak was reset, with what it has taken of a GPU's memory."""
+        ...
+
     def settle(self) -> None:
         """Wait until it does nothing in the background."""
         ...
@@ -87,6 +91,11 @@ class _Chain:
         told = {key: stats[key] for key in _TOLD}
         return {**told, "weights_in_memory_bytes": max(stats["arena_bytes"], stats["resident_bytes"])}
 
+    def peak_bytes(self) -> int:
+        """A chain takes a GPU's memory when it is opened, and keeps it."""
+        device_bytes: int = self.chain.stats()["device_bytes"]
+        return meter.peak_rss_bytes() + device_bytes
+
     def settle(self) -> None:
         """The loader reads ahead for the next sweep."""
         self.chain.settle()
@@ -110,6 +119,10 @@ class _Session:
     def counters(self) -> dict[str, Any]:
         return {"bytes_read": _bytes_from_drives(), "stall_seconds": None, "mode": None, "fallbacks": [],
                 "predicted_seconds": None, "weights_in_memory_bytes": None}  # fmt: skip
+
+    def peak_bytes(self) -> int:
+        """It has memory of the process alone."""
+        return meter.peak_rss_bytes()
 
     def settle(self) -> None:
         """It works only when it is run."""
@@ -136,7 +149,7 @@ def opened(task: Mapping[str, Any]) -> tuple[Turns, dict[str, Any]]:
     running: _Running = (_Chain if task["kind"] in MODES else _Session)(task, feeds)
     for _ in range(_WARM_UPS):
         running.run()
-    told = {"peak_bytes": meter.peak_rss_bytes(), "modules": sorted(sys.modules)}
+    told = {"peak_bytes": running.peak_bytes(), "modules": sorted(sys.modules)}
     meter.reset_peak()
     return Turns(running), told
 
@@ -165,7 +178,7 @@ class Turns:
         stalled = None if after["stall_seconds"] is None else after["stall_seconds"] - before["stall_seconds"]
         return {
             **after, "seconds": seconds, "bytes_read": after["bytes_read"] - before["bytes_read"],
-            "stall_seconds": stalled, "running_bytes": meter.peak_rss_bytes(),
+            "stall_seconds": stalled, "running_bytes": self._running.peak_bytes(),
         }  # fmt: skip
 
 

@@ -270,7 +270,8 @@ class _Sweep:
             self._reference = (subject.label, got)
             return
         label, wanted = self._reference
-        tolerance = _OTHER_KERNELS if subject.name == "mapped" else max(self._request.chain.check.tolerance, TOLERANCE)
+        least = _OTHER_KERNELS if subject.name == "mapped" else TOLERANCE
+        tolerance = max(self._request.chain.check.tolerance, least)
         for name, array in wanted.items():
             apart, largest = difference(array, got[name]) if name in got else (float("inf"), 0.0)
             if apart > tolerance * largest:

@@ -201,6 +201,26 @@ class Narrowed(_Record, frozen=True):
     saved_bytes: Count = 0
 
 
+class KeptNode(_Record, frozen=True):
+    """A node that stays float32, by its name and its operator, and why: in one word or two."""
+
+    name: Text
+    op_type: Text
+    reason: Text
+
+
+class Halved(_Record, frozen=True):
+    """What computing in 16 bits does to a block: the largest difference that it made to the block's outputs on seeded
+    inputs, as a part of the largest output; how many nodes compute in float16, and those that stay float32; and the
+    bytes that its weights save. Where a block was cut further for want of memory, all is told of its first piece."""
+
+    block: PlainName
+    max_rel_diff: Magnitude
+    halved: Count
+    kept: tuple[KeptNode, ...]
+    saved_bytes: Count = 0
+
+
 class Range(_Record, frozen=True):
     """The shapes that a value may have, from the smallest to the largest, and the most usual."""
 
@@ -239,7 +259,8 @@ class Chain(_Record, frozen=True):
     `whole` is the same computation over the same extents in as few blocks as it was prepared in, for when all weights
     stay in memory and seams would only cost; it is empty where `blocks` are no more than that. `joined` are engines
     for runs of `blocks`, of which a schedule may use any in place of those. `weights` is how weights of float32 are
-    stored: "fp32", "fp16" or "bf16"; `narrowed` says what that cost. `tensorrt` is there for chains of that backend.
+    stored: "fp32", "fp16" or "bf16"; `narrowed` says what that cost, and `halved` what precision "fp16" does.
+    `tensorrt` is there for chains of that backend.
     """
 
     format: int
@@ -261,12 +282,19 @@ class Chain(_Record, frozen=True):
     joined: tuple[Part, ...] = ()
     weights: Literal["fp32", "fp16", "bf16"] = "fp32"
     narrowed: tuple[Narrowed, ...] = ()
+    halved: tuple[Halved, ...] = ()
     tensorrt: TensorRt | None = None
 
     @property
     def parts(self) -> tuple[Part, ...]:
         """What a schedule may execute: `blocks`, each a part by itself, then `joined`."""
         return (*(Part(first=i, count=1, block=block) for i, block in enumerate(self.blocks)), *self.joined)
+
+    @property
+    def usual_shapes(self) -> dict[str, Shape]:
+        """The most usual shapes of the inputs, where engines were built for ranges of them."""
+        ranges = {} if self.tensorrt is None else self.tensorrt.ranges
+        return {value.name: ranges[value.name].opt for value in self.inputs if value.name in ranges}
 
     def block_bytes(self, index: int) -> int:
         """Arena bytes that block `index` needs: its extents one after the other; none where it reads rows."""
@@ -362,9 +390,11 @@ def _faults(chain: Chain) -> Iterator[str]:
     yield from _file_faults(chain)
     yield from _value_faults(chain)
     yield from _part_faults(chain)
-    strangers = {one.block for one in chain.narrowed} - {block.name for block in chain.blocks}
-    if strangers:
-        yield f"it tells what narrow weights cost {min(strangers)!r}, which is no block"
+    yield from _tensorrt_faults(chain)
+    names = {block.name for block in chain.blocks}
+    for told, what in ((chain.narrowed, "narrow weights cost"), (chain.halved, "float16 does to")):
+        if strangers := {one.block for one in told} - names:
+            yield f"it tells what {what} {min(strangers)!r}, which is no block"
     for times, count, what in (
         (chain.profile.execute_seconds, len(chain.parts), "blocks"),
         (chain.profile.read_seconds, len(chain.extents), "extents"),
@@ -438,6 +468,41 @@ def _part_faults(chain: Chain) -> Iterator[str]:
             or not inside & after <= made <= inside
         ):
             yield f"block {part.block.name!r} does not stand for its {part.count} blocks from {part.first}"
+
+
+def _tensorrt_faults(chain: Chain) -> Iterator[str]:
+    """What keeps engines of TensorRT from being given their weights and the sizes of what they make."""
+    how = chain.tensorrt
+    if (chain.backend.name == "tensorrt") != (how is not None):
+        yield f"it says how TensorRT executes it or is of TensorRT, not both; it is of {chain.backend.name!r}"
+    for block in chain.blocks:
+        tensors = [tensor for index in block.extents for tensor in chain.extents[index].tensors]
+        names = [tensor.name for tensor in tensors]
+        missing = set(block.weights) - set(names)
+        if missing:
+            yield f"block {block.name!r} has no weight {min(missing)!r}"
+        elif how is not None and how.binding != "swap" and sorted(block.weights) != sorted(names):
+            yield f"block {block.name!r} numbers other weights than it has"
+        if how is not None and how.binding == "swap" and not (len(tensors) == 1 and _is_plan(tensors[0])):
+            yield f"block {block.name!r} has no plan of its own"
+    if how is not None:
+        yield from _range_faults(chain, how.ranges)
+
+
+def _range_faults(chain: Chain, ranges: dict[str, Range]) -> Iterator[str]:
+    """What keeps memory from being taken for all that passes between blocks."""
+    for name, span in ranges.items():
+        ordered = all(low <= usual <= high for low, usual, high in zip(span.min, span.opt, span.max, strict=False))
+        if not len(span.min) == len(span.opt) == len(span.max) or not ordered or prod(span.max) > 2**62:
+            yield f"the range of {name!r} is none"
+    for value in (*chain.inputs, *(value for block in chain.blocks for value in block.outputs)):
+        known = value.shape is not None and all(isinstance(dim, int) for dim in value.shape)
+        if not known and value.name not in ranges:
+            yield f"the size of {value.name!r} is not known"
+
+
+def _is_plan(tensor: Tensor) -> bool:
+    return tensor.dtype == "uint8" and len(tensor.shape) == 1 and tensor.name.startswith("plan")
 
 
 def _gathers_rows(block: Block, tensors: list[Tensor]) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.chains import WIDTH, Feeds, cut_by, in_this_process, model
+from tests.chains import WIDTH, Feeds, in_this_process, model
 from tests.emulation.install import installed
 from trt_layering.building import Built, build
 from trt_layering.runtime.chain import Chain
@@ -38,9 +38,9 @@ def emulated_gpu(**switches: str) -> Iterator[Any]:
 
 
 def make(path: Path, repository: Path, binding: str, *, version: str = "10.3", **options: Any) -> Built:
-    """The model at `path`, cut wherever it may be and built for `binding`, without child processes."""
+    """The model at `path`, built for `binding` without child processes."""
     options = {"block_size": BLOCK, "placement": "staged", "split": False, **options}
-    with emulated_gpu(tensorrt=version), in_this_process(), cut_by(lambda positions: positions):
+    with emulated_gpu(tensorrt=version), in_this_process():
         return build(path, repository=repository, backend="tensorrt", binding=binding, **options)
 
 

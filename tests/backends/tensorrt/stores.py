@@ -11,6 +11,7 @@ from tests.store.samples import H, X, Y, chain_of
 from trt_layering.store.manifest import Backend, Block, Candidate, Range, TensorRt
 from trt_layering.store.writer import StoreWriter
 
+SPAN = Range(min=(1, 1, 4), opt=(1, 8, 4), max=(1, 32, 4))
 VERSION = (10, 3, 0, 26)
 FINGERPRINT = {"gpu": "Orin (nvgpu)", "sm": "8.7", "memory": "integrated", "machine": "aarch64"}
 CANDIDATES = (
@@ -43,7 +44,7 @@ def publish(repository: Path, *, binding: Literal["inputs", "swap"] = "inputs", 
             "backend": Backend(name="tensorrt", version="10.3.0", fingerprint=FINGERPRINT),
             "tensorrt": TensorRt(
                 binding=binding, placement="staged", candidates=CANDIDATES,
-                ranges={"x": Range(min=(1, 1, 4), opt=(1, 8, 4), max=(1, 32, 4))},
+                ranges={value.name: SPAN for value in (X, H, Y)},
             ),
         }  # fmt: skip
         return writer.publish(chain_of(writer.extents, blocks, **(fields | changes)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Mapping, Sequence
 
@@ -26,10 +27,12 @@ def session(model: bytes) -> onnxruntime.InferenceSession:
     options.log_severity_level = 4
     options.enable_cpu_mem_arena = False
     try:
-        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        with contextlib.redirect_stdout(None):  # ONNX Runtime prints that it failed
+            return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except RuntimeError as error:
         if "use_per_session_threads" not in str(error):
             raise
+        options.intra_op_num_threads = options.inter_op_num_threads = 0
         options.use_per_session_threads = False  # the process has a pool for all sessions
         return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
