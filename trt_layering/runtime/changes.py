@@ -11,18 +11,20 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 from trt_layering.config import Model
-from trt_layering.errors import LayeringError, MemoryLimitError, ReadError, UnknownModelError
+from trt_layering.errors import ClosedError, LayeringError, MemoryLimitError, ReadError, UnknownModelError
 from trt_layering.runtime.chain import open_chain
 from trt_layering.runtime.fleet import Fleet, Open, Recent, Served, Store, closed
 from trt_layering.runtime.loader import LoaderOptions
 from trt_layering.runtime.parts import Candidate, Part, divided, require_fit, together
 from trt_layering.runtime.queues import end
+from trt_layering.runtime.supply import check_weights
 from trt_layering.store.manifest import finished_chains, resolve
 from trt_layering.store.reader import check_store
 from trt_layering.units import format_size
@@ -46,6 +48,7 @@ class Changes:
         beat: Callable[[], None],
     ) -> None:
         self._fleet, self._repository, self._options, self._beat = fleet, repository, options, beat
+        self._lane = fleet.gate.lane()
         self._granted = budget
         self._level: float | None = None
         self._work: queue.SimpleQueue[tuple[Callable[[], object], Future[None]] | None] = queue.SimpleQueue()
@@ -94,7 +97,7 @@ class Changes:
     # ----------------------------------------------------------------------------------------------- changes
 
     def load(self, name: str, version: int | None) -> None:
-        """Serve the newest finished version of model `name`, or `version`."""
+        """Serve the newest finished version of model `name`, or `version`, once all its bytes were found right."""
         served = self._served(name)
         self._fleet.require_open()
         try:
@@ -102,6 +105,7 @@ class Changes:
             if served.open is not None and self._is_current(served.open, candidate):
                 return
             check_store(candidate.folder, candidate.manifest)
+            check_weights(candidate.folder, candidate.manifest, self._options, self._turn)
             wanted = [*(one for one in self._wanted() if one.model.name != name), candidate]
             parts = self._divided(wanted)
             self._exchange(served, candidate, parts)
@@ -113,6 +117,13 @@ class Changes:
             raise
         finally:
             self._arrange(self._divided(self._wanted()))
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """One read, when no chain that executes or comes next needs the drive."""
+        self._fleet.require_open()
+        with self._lane.reading(lambda: not self._fleet.stopping):
+            yield
 
     def unload(self, name: str) -> None:
         """Let what waits for model `name` be served, then give its memory back."""
@@ -126,6 +137,7 @@ class Changes:
         self._close(served)
         with self._fleet.changed:
             served.candidate, served.held = None, False
+            served.state, served.reason = "unloaded", ""
         log.info("%s: unloaded", name)
         self._arrange(self._divided(self._wanted()))
 
@@ -215,9 +227,10 @@ class Changes:
 
     def _reopen(self, served: Served, part: Part) -> None:
         candidate = served.candidate
-        if served.open is None or candidate is None:  # it was lost meanwhile
+        if candidate is None:
             return
-        self._close(served)
+        if not self._close(served):
+            return
         try:
             self._install(served, self._open(served, candidate, part))
         except LayeringError as error:
@@ -275,17 +288,26 @@ class Changes:
             except MemoryLimitError as error:
                 log.info("%s: no memory for two versions at once: %s", served.name, error.what)
             else:
-                self._close(served)
-                self._install(served, opened)
+                self._swap(served, opened)
                 return
-        self._close(served)
+        served_till_now = self._close(served)
         try:
             self._arrange({name: part for name, part in parts.items() if self._is_less(name, part)})
             self._install(served, self._open(served, candidate, part))
         except LayeringError:
             self._fleet.require_open()
-            self._install(served, self._open(served, before.candidate, before.part))
+            if served_till_now:
+                self._install(served, self._open(served, before.candidate, before.part))
             raise
+
+    def _swap(self, served: Served, opened: Open) -> None:
+        """Let `opened` serve in the place of what does so."""
+        try:
+            self._close(served)
+        except ClosedError:
+            opened.chain.close()
+            raise
+        self._install(served, opened)
 
     def _is_less(self, name: str, part: Part) -> bool:
         opened = self._fleet.models[name].open
@@ -333,8 +355,9 @@ class Changes:
         if news:
             log.info("%s: version %s serves", served.name, opened.candidate.version)
 
-    def _close(self, served: Served) -> None:
-        """Close what serves a model, once its sweep has ended; its queue waits from now on."""
+    def _close(self, served: Served) -> bool:
+        """Close what serves a model, once its sweep has ended; its queue waits from now on. False if there is nothing
+        that serves it, since it may have been lost meanwhile."""
         with self._fleet.changed:
             served.held = True
             self._fleet.changed.wait_for(lambda: self._fleet.stopping or served.running is None)
@@ -342,6 +365,7 @@ class Changes:
             opened, served.open = served.open, None
         if opened is not None:
             self._give_back(served, opened)
+        return opened is not None
 
     def _give_back(self, served: Served, opened: Open) -> None:
         try:
@@ -353,9 +377,12 @@ class Changes:
 
     def _fail(self, served: Served, error: LayeringError, store: Store | None) -> None:
         with self._fleet.changed:
+            before = served.reason
             refusal = served.fail(error, store, self._fleet.clock())
             refused = self._fleet.refuse(served)
-        log.error("%s: cannot be served: %s", served.name, error.what)
+            news = served.reason != before
+        if news:  # else it was tried again, in vain
+            log.error("%s: cannot be served: %s", served.name, error.what)
         for request in refused:
             end(request, refusal)
 

@@ -13,7 +13,8 @@ it takes no lock.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 
 class Gate:
@@ -65,6 +66,15 @@ class Lane:
             if not gate._busy[self]:
                 del gate._busy[self]
                 gate._changed.notify_all()
+
+    @contextmanager
+    def reading(self, wanted: Callable[[], bool]) -> Iterator[None]:
+        """One read, from `enter` to `leave`."""
+        self.enter(wanted)
+        try:
+            yield
+        finally:
+            self.leave()
 
     def wake(self) -> None:
         """Whether reads are wanted may have changed."""

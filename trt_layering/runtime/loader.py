@@ -363,13 +363,10 @@ class Loader:
             return
         with self._lock:
             self._meter.wait(self._clock())
-        self._lane.enter(lambda: not self._stopping and self._resume_at is None)
-        try:
+        with self._lane.reading(lambda: not self._stopping and self._resume_at is None):
             with self._lock:
                 self._meter.begin(self._clock())
             yield
-        finally:
-            self._lane.leave()
 
     def _wake_lane(self) -> None:
         if self._lane is not None:

@@ -7,8 +7,8 @@ May import the store, the schedule and the loader. What reading and checking rai
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,11 @@ from trt_layering.runtime.trace import Trace
 from trt_layering.schedule.residency import Schedule
 from trt_layering.store.manifest import PAGE, WEIGHTS_FILE, Block, Chain
 from trt_layering.store.reader import WeightFile, verify_stored
+
+Turn = Callable[[], AbstractContextManager[Any]]
+"""Makes what one read is done within."""
+_CHECKED_AT_ONCE = 1 << 20
+"""Bytes in memory while weights are only checked."""
 
 
 @dataclass
@@ -132,7 +137,7 @@ def keep(
     )
     try:
         if options.verify != "never":
-            _verify(chain, file, options)
+            _verify(chain, file, options.read_bytes)
         for block in blocks:
             supply.engines.append(runtime.open_resident(folder, block, buffers, file.read_into))
         runtime.ready()
@@ -141,6 +146,14 @@ def keep(
         raise
     supply.loader.bytes_read = chain.weights_bytes
     return supply
+
+
+def check_weights(folder: Path, chain: Chain, options: LoaderOptions, turn: Turn) -> None:
+    """Read all weights of the chain in `folder` once and compare their checksums, unless that is never to be done; each
+    extent within a `turn`. Raises CorruptError and what reading raises."""
+    if options.verify != "never":
+        with closing(WeightFile(folder / WEIGHTS_FILE, direct=options.direct_io)) as file:
+            _verify(chain, file, _CHECKED_AT_ONCE, turn)
 
 
 def _open_file(folder: Path, options: LoaderOptions, arena: Arena) -> WeightFile:
@@ -152,11 +165,12 @@ def _open_file(folder: Path, options: LoaderOptions, arena: Arena) -> WeightFile
         raise
 
 
-def _verify(chain: Chain, file: WeightFile, options: LoaderOptions) -> None:
-    """Compare the checksums of all extents, one after the other passing through memory."""
-    with closing(HostArena(options.read_bytes)) as staging:
+def _verify(chain: Chain, file: WeightFile, memory: int, turn: Turn = nullcontext) -> None:
+    """Compare the checksums of all extents, one after the other passing through so many bytes of memory."""
+    with closing(HostArena(memory)) as staging:
         for index, extent in enumerate(chain.extents):
-            verify_stored(file, extent, index, staging.view(0, staging.size))
+            with turn():
+                verify_stored(file, extent, index, staging.view(0, staging.size))
 
 
 def _views(chain: Chain, extents: Iterable[int], memory: Arena, offset: int) -> dict[str, Any]:
