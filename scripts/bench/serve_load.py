@@ -43,6 +43,8 @@ import serve_cases
 import serving
 from measure import MIB
 
+from trt_layering.errors import LayeringError
+
 HEADER = [
     "model", "requests", "answered", "errors", "wrong", "misses", "requests/s", "p50 ms", "p90 ms", "p99 ms", "max ms",
     "requests a sweep",
@@ -169,6 +171,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parsed(arguments)
     try:
         found = measured(given)
+    except LayeringError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_status
     except (serving.ServiceFailed, load.Failed, measure.ChildError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
