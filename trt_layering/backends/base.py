@@ -156,6 +156,10 @@ class Runtime(Protocol):
         """Stands for all that was asked so far."""
         ...
 
+    def settle(self) -> None:
+        """Return when nothing that was asked can be under way, whatever of it failed."""
+        ...
+
     def open_streamed(
         self, folder: Path, block: Block, weights: Mapping[str, Any], buffers: Mapping[str, Any]
     ) -> Engine:

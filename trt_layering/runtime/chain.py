@@ -6,7 +6,6 @@ error the chain can be used again, unless its store is corrupt or it was closed.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
 import os
@@ -26,14 +25,7 @@ import numpy as np
 
 from trt_layering import backends
 from trt_layering.backends.base import Buffers, Mark, Runtime
-from trt_layering.errors import (
-    ClosedError,
-    ForeignError,
-    InputError,
-    LayeringError,
-    MemoryLimitError,
-    UsageError,
-)
+from trt_layering.errors import ClosedError, ForeignError, InputError, MemoryLimitError, UsageError
 from trt_layering.runtime.activations import Packing, empty, last_uses, static_outputs
 from trt_layering.runtime.feeds import checked
 from trt_layering.runtime.footprint import USUAL_WAVE, Footprint, checked_wave
@@ -374,8 +366,7 @@ class Chain:
         any more: neither what the sweep has marks of, nor what failed before there was one."""
         if self._unfinished:
             self._asked.clear()
-            with contextlib.suppress(LayeringError):  # what failed has been told
-                self._runtime.mark().wait()
+            self._runtime.settle()
             self._loader.abandon(self._next)
             self._unfinished = False
 
@@ -514,6 +505,7 @@ class Chain:
         if self._closed:
             return
         self._closed = True
+        self._recover()  # from a run whose recovery was interrupted
         self._finalizer.detach()
         self._supply.close()
         self._buffers.clear()
@@ -609,6 +601,7 @@ def _close_behind(supply: Supply, runtime: Runtime, turn: AbstractContextManager
         return
     supply.loader.stop()
     with turn:
+        runtime.settle()  # a run, and its recovery, may have been interrupted
         supply.close()
         runtime.close()
 

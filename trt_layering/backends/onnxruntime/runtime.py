@@ -216,6 +216,9 @@ class OnnxRuntime:
         """Whatever was asked for has been executed."""
         return Done()
 
+    def settle(self) -> None:
+        """Nothing goes on behind `execute`."""
+
     def open_streamed(
         self, folder: Path, block: Block, weights: Mapping[str, Array], buffers: Mapping[str, ort.OrtValue]
     ) -> OnnxRuntimeEngine:

@@ -77,6 +77,10 @@ class TensorRt:
         mark.record(self._device.compute)
         return mark
 
+    def settle(self) -> None:
+        """Wait for both streams; see `backends.base.Runtime`."""
+        self._device.settle()
+
     def open_streamed(
         self, folder: Path, block: Block, weights: Mapping[str, memory.Weight], buffers: Mapping[str, Tensor]
     ) -> Engine:
@@ -121,8 +125,10 @@ class TensorRt:
         extents: dict[int, DeviceMemory] = {}
         weights = self._loaded(block, extents, read, staging)
         if weights:
-            instance.refit(block, weights)
-            self._device.copy.synchronize()
+            try:
+                instance.refit(block, weights)
+            finally:  # what was asked for reads the weights, even where it was not all
+                self._device.copy.synchronize()
         for passing in extents.values():
             passing.free()
         return instance
@@ -161,7 +167,8 @@ class TensorRt:
 
     def buffers(self, places: Sequence[tuple[Value, int]], nbytes: int, ends: Sequence[Value]) -> DeviceBuffers:
         """Device memory for one request, its inputs and outputs included; it stays the runtime's."""
-        return buffers(self._device, places, nbytes, ends)
+        rows = {value.name for block in self._chain.blocks if block.rows is not None for value in block.outputs}
+        return buffers(self._device, places, nbytes, ends, rows)
 
     def feed(self, arrays: Mapping[str, Array], buffers: Buffers) -> dict[str, Tensor]:
         """`arrays` copied to the inputs' memory."""
@@ -208,8 +215,7 @@ class TensorRt:
         return max(0, self._free_before - free)
 
     def close(self) -> None:
-        """Give everything back. Engines are closed by now."""
-        self._device.settle()
+        """Give everything back. Engines are closed by now, and nothing executes."""
         self._slots.empty()
         self._plans.clear()
         self._waiting.clear()

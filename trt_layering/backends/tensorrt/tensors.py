@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -59,19 +60,28 @@ class DeviceBuffers:
     tensors: Mapping[str, Tensor]
 
 
-def buffers(device: Device, places: Sequence[tuple[Value, int]], nbytes: int, ends: Iterable[Value]) -> DeviceBuffers:
-    """Memory of `nbytes` with activations at their `places`, and behind it the `ends`, which have pinned memory too."""
+def buffers(
+    device: Device,
+    places: Sequence[tuple[Value, int]],
+    nbytes: int,
+    ends: Iterable[Value],
+    from_host: Collection[str] = (),
+) -> DeviceBuffers:
+    """Memory of `nbytes` with activations at their `places`, and behind it the `ends`. These have pinned memory, too,
+    and so have the activations that come `from_host`, by name."""
     ends, cursor, located = tuple(ends), _aligned(nbytes), list(places)
     for value in ends:
         located.append((value, cursor))
         cursor += _aligned(_capacity(value))
     memory = device.allocate(max(cursor, 1), "activations")
-    passing = device.pinned(max(cursor - _aligned(nbytes), 1), "inputs and outputs")
-    names = {value.name for value in ends}
+    passed = [*ends, *(value for value, _ in places if value.name in from_host)]
+    *begins, end = accumulate((_aligned(_capacity(value)) for value in passed), initial=0)
+    starts = {value.name: begin for value, begin in zip(passed, begins, strict=True)}
+    passing = device.pinned(max(end, 1), "inputs and outputs")
     tensors = {
         value.name: Tensor(
             value.name, memory.address + offset, _capacity(value), value.dtype, _fixed(value),
-            passing.memory[offset - _aligned(nbytes) :][: _capacity(value)] if value.name in names else None,
+            passing.memory[starts[value.name] :][: _capacity(value)] if value.name in starts else None,
         )
         for value, offset in located
     }  # fmt: skip
