@@ -23,30 +23,33 @@ from tests import chains, checkout
 from trt_layering import building
 
 SECONDS = 60
+WIDTH = 256
 TOKEN = "0123456789abcdef"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 _LISTENING = re.compile(r"listening service=127\.0\.0\.1:(\d+)(?: metrics=127\.0\.0\.1:(\d+))?")
 
 
 def build(folder: Path, name: str, seed: int = 0) -> building.Built:
-    """A version more of the chain `name` in `folder`; "x" of n x 64 to "y"."""
+    """A version more of the chain `name` in `folder`; "x" of n x 256 to "y"."""
     with chains.in_this_process(streamed_from=1):
-        model = chains.saved(chains.layers(6, seed=seed), folder / f"{name}-{seed}.onnx")
+        model = chains.saved(chains.layers(6, width=WIDTH, seed=seed), folder / f"{name}-{seed}.onnx")
         return building.build(
-            model, name=name, repository=folder, backend="onnxruntime", block_size=20_000,
-            shapes={"x": {"min": (1, 64), "opt": (3, 64), "max": (8, 64)}},
+            model, name=name, repository=folder, backend="onnxruntime", block_size=300_000,
+            shapes={"x": {"min": (1, WIDTH), "opt": (3, WIDTH), "max": (8, WIDTH)}},
         )  # fmt: skip
 
 
-def configured(folder: Path, *models: str, budget: int | None = None, **service: Any) -> Path:
-    """A deployment's file in `folder`, with a token; any ports that are free unless `service` says others."""
+def configured(folder: Path, *models: str, shares: dict[str, int] | None = None, **service: Any) -> Path:
+    """A deployment's file in `folder`, with a token; any ports that are free unless `service` says others. With the
+    `shares` of all models, these are the budget."""
     token = folder / "token"
     token.touch(0o600)
     token.write_text(f"{TOKEN}\n")
     said = {"port": 0, "metrics_port": 0, "token_file": str(token), **service}
-    written = {"repository": str(folder), "service": said, "models": [{"name": name, "onnx": name} for name in models]}
+    entries = [{"name": name, "onnx": name} | ({"share": shares[name]} if shares else {}) for name in models]
+    written = {"repository": str(folder), "service": said, "models": entries}
     file = folder / f"{'-'.join(models) or 'none'}.yaml"
-    file.write_text(json.dumps(written | ({} if budget is None else {"memory_budget": budget})))
+    file.write_text(json.dumps(written | ({"memory_budget": sum(shares.values())} if shares else {})))
     return file
 
 
@@ -151,7 +154,7 @@ def ask(
 
 def question(rows: int = 3, seed: int = 0) -> dict[str, Any]:
     """An inference request in JSON, of what `chains.feed` gives."""
-    array = chains.feed(rows, seed)["x"]
+    array = chains.feed(rows, seed, WIDTH)["x"]
     return {"inputs": [{"name": "x", "shape": list(array.shape), "datatype": "FP32", "data": array.ravel().tolist()}]}
 
 

@@ -22,7 +22,7 @@ def state(name: str = "line", **changes: Any) -> ModelState:
         "queued": 2, "budget_bytes": 32 * MIB, "resident_bytes": 9 * MIB, "floor_bytes": 18 * MIB, "requests": 1234,
         "failures": 3, "deadline_misses": 5, "sweeps": 667, "wave_sizes": {1: 300, 2: 267, 4: 100},
         "stall_seconds": 6.5, "execute_seconds": 21.25, "bytes_read": 9_000 * MIB, "queue_seconds": 4.0,
-        "predicted_seconds": 0.041, "fallbacks": (), "last_sweep": sweep(),
+        "latency_seconds": 60.5, "predicted_seconds": 0.041, "fallbacks": (), "last_sweep": sweep(),
     }  # fmt: skip
     return ModelState(**{**fields, **changes})
 
@@ -31,7 +31,8 @@ def idle(name: str = "line", **changes: Any) -> ModelState:
     """A model that has served nothing yet."""
     fields: dict[str, Any] = {
         "queued": 0, "requests": 0, "failures": 0, "deadline_misses": 0, "sweeps": 0, "wave_sizes": {},
-        "stall_seconds": 0.0, "execute_seconds": 0.0, "bytes_read": 0, "queue_seconds": 0.0, "last_sweep": (),
+        "stall_seconds": 0.0, "execute_seconds": 0.0, "bytes_read": 0, "queue_seconds": 0.0,
+        "latency_seconds": 0.0, "last_sweep": (),
     }  # fmt: skip
     return state(name, **{**fields, **changes})
 
@@ -95,7 +96,7 @@ class Snapshots:
 
     states: list[ModelState] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
-    budget_bytes: int | None = 96 * MIB
+    budget_bytes: int = 96 * MIB
     pressure: str | None = None
 
     def models(self) -> list[ModelState]:

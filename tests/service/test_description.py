@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 import pytest
+import tritonclient
 from google.protobuf import json_format
 
 from trt_layering import __version__
@@ -86,7 +87,7 @@ def test_configuration(backend, kind):
 
 def tritons_messages(name: str) -> Any:
     """The messages that Triton's own clients have, from a file that needs no more than protobuf."""
-    path = Path(next(iter(pytest.importorskip("tritonclient").__path__)), "grpc", f"{name}.py")
+    path = Path(next(iter(tritonclient.__path__)), "grpc", f"{name}.py")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec
     assert spec.loader

@@ -72,7 +72,6 @@ SCENES = {
     "all unavailable": lambda: Snapshots([unavailable(name) for name in NAMES]),
     "unloaded after serving": lambda: Snapshots([state(state="unloaded", budget_bytes=0)], history(["line"])),
     "no models": Snapshots,
-    "no budget": lambda: Snapshots([state()], budget_bytes=None),
     "a budget of nothing": lambda: Snapshots([unavailable()], budget_bytes=0),
     "memory pressure": lambda: Snapshots([state()], pressure="memory is short"),
 }
@@ -145,22 +144,23 @@ def test_memory_says_who_has_how_much():
     assert "40.0 MiB, 9.0 MiB of it resident; floor 18.0 MiB" in read.text
 
 
-def test_without_a_budget_it_says_what_is_taken():
-    assert "No budget: models take 32.0 MiB." in Strict(page(Snapshots([state()], budget_bytes=None))).text
-
-
 def test_numbers_of_a_model_are_in_words_people_know():
     read = Strict(page(Snapshots([state(fallbacks=("direct I/O is not possible here",))], history(["line"]))))
     words = " ".join(read.text.split())
-    parts = ["requests 1,234", "predicted 41 ms", "waiting for weights 23%", "in a wave 1.9, at most 4", "failed 3"]
+    parts = ["requests 1,234", "predicted 41 ms", "waiting in sweeps 23%", "in a wave 1.9, at most 4", "failed 3"]
     for part in [*parts, "deadlines missed 5", "direct I/O is not possible here", "float32 1x1x64xwidth"]:
         assert part in words
 
 
 def test_without_requests_there_are_words_in_place_of_curves():
     quiet = Strict(page(Snapshots([idle()], history(["line"])[180:210])))
-    assert "No requests in the last 5 minutes." in quiet.text
+    assert "No requests in the last 5 min." in quiet.text
     assert "min ago" not in quiet.text
+
+
+@pytest.mark.parametrize(("seconds", "since"), [(2, "60 s"), (90, "89 s"), (200, "3 min"), (301, "5 min")])
+def test_curves_reach_back_as_far_as_there_are_samples(seconds, since):
+    assert f"{since} ago" in Strict(page(Snapshots([state()], history(["line"], seconds)))).text
 
 
 def test_a_budget_that_is_overdrawn_for_a_moment_is_drawn_within_the_bar():

@@ -13,6 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from tritonclient import http
+from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
 
 from trt_layering.errors import ModelError
 from trt_layering.service.body import ALIGNMENT, HEADER_LENGTH, Body
@@ -28,8 +30,6 @@ from trt_layering.service.protocol import (
 )
 from trt_layering.service.refusals import Limits, ProtocolError, error_body
 from trt_layering.store.manifest import Value
-
-http = pytest.importorskip("tritonclient.http")
 
 LIMITS = Limits()
 NUMBERS = [one for one in DATATYPES.values() if one.nbytes]
@@ -316,8 +316,6 @@ def test_what_a_request_says_beside_its_tensors():
 
 
 def test_each_datatype_is_the_clients():
-    from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
-
     for name, datatype in DATATYPES.items():
         assert np.dtype(triton_to_np_dtype(name)) == datatype.dtype
         assert np_to_triton_dtype(datatype.dtype) == name

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests import chains
-from tests.service.processes import BEARER, SECONDS, ask, build, configured, infer, question, serving
+from tests.service.processes import BEARER, SECONDS, WIDTH, ask, build, configured, infer, question, serving
 from trt_layering.store.manifest import WEIGHTS_FILE
 
 
@@ -36,7 +36,7 @@ def folder(built, tmp_path) -> Path:
 @pytest.fixture(scope="module")
 def wanted(built):
     """What the uncut model answers to the request number `seed`."""
-    return lambda seed=0: chains.uncut(built / "one-0.onnx", chains.feed(3, seed))["y"]
+    return lambda seed=0: chains.uncut(built / "one-0.onnx", chains.feed(3, seed, WIDTH))["y"]
 
 
 def right(found, wanted) -> None:
@@ -185,10 +185,11 @@ def test_two_services_on_one_repository_but_not_on_one_port(folder, wanted):
         assert infer(first.port, "one")[0] == 200
 
 
+@pytest.mark.usefixtures("engines_take_what_the_manifest_says")
 def test_a_store_that_goes_while_it_serves(folder, wanted):
     """Its model is refused with the reason, the other one serves on, and a new build brings it back."""
-    budget = sum(chains.budgets(build(folder, name, 0))["middle"] for name in ("one", "two"))
-    with serving(configured(folder, "one", "two", budget=budget)) as process:
+    shares = {name: chains.budgets(build(folder, name))["middle"] for name in ("one", "two")}
+    with serving(configured(folder, "one", "two", shares=shares)) as process:
         process.ready()
         process.said("serves", 2)
         right(infer(process.port, "one"), wanted())

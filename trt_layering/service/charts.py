@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from trt_layering.runtime.trace import Event, ReadEvent
+from trt_layering.runtime.trace import Event
 
 WIDTH = 1000
 _HEIGHT = 100
@@ -124,12 +124,12 @@ def timeline(events: Sequence[Event], most: int) -> Timeline | None:
     reads = [event for event in events if event.kind == "read" and event.sweep >= last]
     shown = [event for event in reads if event.end > begin and event.begin < end]
     arrived = {event.block for event in reads if event.sweep == last and event.end <= begin}
-    threads = sorted({_thread(event) for event in shown})
-    drawn = [_box(event, begin, end, threads.index(_thread(event)), last) for event in shown]
+    drawn = _stacked([_box(event, begin, end, 0, last) for event in shown])
+    lanes = max((box.lane for box in drawn), default=0) + 1
     return Timeline(
-        reads=tuple(_coarse(drawn, most, len(threads))),
+        reads=tuple(_coarse(drawn, most, lanes)),
         executions=tuple(_coarse(_joined([_box(event, begin, end, 0, last) for event in work]), most, 1)),
-        lanes=max(1, len(threads)),
+        lanes=lanes,
         seconds=end - begin,
         waited=sum(event.end - event.begin for event in work if event.kind == "wait"),
         blocks=len({event.block for event in work}),
@@ -139,8 +139,15 @@ def timeline(events: Sequence[Event], most: int) -> Timeline | None:
     )
 
 
-def _thread(event: Event) -> int:
-    return event.thread if isinstance(event, ReadEvent) else 0
+def _stacked(drawn: Sequence[Box]) -> list[Box]:
+    """`drawn` by their begin, each in the lowest lane that is free then."""
+    free: list[float] = []
+    stacked = []
+    for box in sorted(drawn, key=lambda box: box.begin):
+        lane = next((lane for lane, until in enumerate(free) if until <= box.begin), len(free))
+        free[lane : lane + 1] = [box.end]
+        stacked.append(replace(box, lane=lane))
+    return stacked
 
 
 def _box(event: Event, begin: float, end: float, lane: int, sweep: int) -> Box:

@@ -54,15 +54,15 @@ _TRITON = (
     _Number("nv_inference_exec_count", "Sweeps, each of which serves a wave of requests", lambda state: state.sweeps),
     _Number(
         "nv_inference_request_duration_us",
-        "Time of requests from arriving to their answer",
-        lambda state: _microseconds(state.queue_seconds + state.execute_seconds + state.stall_seconds),
+        "Time of requests from coming to their end",
+        lambda state: _microseconds(state.latency_seconds),
     ),
     _Number(
         "nv_inference_queue_duration_us", "Time requests waited in the queue",
         lambda state: _microseconds(state.queue_seconds),
     ),
     _Number(
-        "nv_inference_compute_infer_duration_us", "Time of sweeps, stalls among it",
+        "nv_inference_compute_infer_duration_us", "Time of sweeps, stalls among it, once for all requests of a wave",
         lambda state: _microseconds(state.execute_seconds + state.stall_seconds),
     ),
 )  # fmt: skip

@@ -23,8 +23,8 @@ from trt_layering.words import printable
 
 REFRESH = 10
 """Seconds after which a browser asks for the page again."""
-_SPAN = 300.0
-"""Seconds that the curves show."""
+_SPAN, _LEAST_SPAN = 300.0, 60.0
+"""Seconds that the curves show, at most and at least."""
 _POINTS, _BOXES = (30, 100, 480), (48, 240, 900)
 """Of each curve, and of each row of a timeline: at least, at most, and of all models together."""
 _LONG = 600
@@ -60,11 +60,8 @@ def page(deployment: Deployment) -> str:
     )
 
 
-def render(
-    models: Sequence[ModelState], history: Sequence[Sample], *, budget_bytes: int | None, pressure: str | None
-) -> str:
-    """The page of these snapshots. `budget_bytes` None: there is no budget; `pressure` says, in words, that the machine
-    is short of memory."""
+def render(models: Sequence[ModelState], history: Sequence[Sample], *, budget_bytes: int, pressure: str | None) -> str:
+    """The page of these snapshots; `pressure` says, in words, that the machine is short of memory."""
     summary = _summary(models)
     cards = "".join(_card(state, history, len(models)) for state in models) or "<p>The deployment has none.</p>"
     return (
@@ -110,9 +107,9 @@ def _alert(pressure: str | None) -> str:
     return f'<p class="alert">{_text(pressure)}</p>' if pressure else ""
 
 
-def _memory(models: Sequence[ModelState], budget_bytes: int | None) -> str:
+def _memory(models: Sequence[ModelState], budget_bytes: int) -> str:
     """The budget, who has how much of it, and what of that stays in memory."""
-    total = max(budget_bytes or 0, sum(state.budget_bytes for state in models), 1)
+    total = max(budget_bytes, sum(state.budget_bytes for state in models), 1)
     words = _budget_words(budget_bytes, sum(state.budget_bytes for state in models))
     bar = charts.picture(charts.boxes(_shares(models, total)), _text(words), "bar")
     rows = "".join(_share_row(state, place, total) for place, state in enumerate(models) if state.budget_bytes)
@@ -125,9 +122,7 @@ def _memory(models: Sequence[ModelState], budget_bytes: int | None) -> str:
     return f"<section><h2>Memory</h2><p>{_text(words)}</p>{bar}{shares}</section>"
 
 
-def _budget_words(budget_bytes: int | None, given: int) -> str:
-    if budget_bytes is None:
-        return f"No budget: models take {format_size(given)}."
+def _budget_words(budget_bytes: int, given: int) -> str:
     if not given:
         return f"Budget {format_size(budget_bytes)}, none of it in use."
     words = f"Budget {format_size(budget_bytes)}: {format_size(given)} given to models"
@@ -174,7 +169,7 @@ def _card(state: ModelState, history: Sequence[Sample], count: int) -> str:
     if state.state == "ready" or state.requests or state.failures:
         parts += [
             _numbers(state, points),
-            _curves(points, state.predicted_seconds),
+            _curves(points, state.predicted_seconds, _span(history)),
             _timeline(state, _detail(_BOXES, count)),
         ]
     parts += [_fallbacks(state.fallbacks), _signature(state)]
@@ -205,7 +200,7 @@ def _numbers(state: ModelState, points: Sequence[_Point]) -> str:
         shown.append(("predicted", format_seconds(state.predicted_seconds)))
     busy = state.stall_seconds + state.execute_seconds
     if busy > 0:
-        shown.append(("waiting for weights", f"{state.stall_seconds / busy:.0%}"))
+        shown.append(("waiting in sweeps", f"{state.stall_seconds / busy:.0%}"))
     if sum(state.wave_sizes) > 1:
         shown.append(("in a wave", _waves(state)))
     shown += [("read", format_size(state.bytes_read)), ("deadlines missed", _number(state.deadline_misses))]
@@ -226,15 +221,24 @@ def _waves(state: ModelState) -> str:
 
 
 def _points(history: Sequence[Sample], name: str, most: int) -> list[_Point]:
-    """What `history` tells of a model, at most `most` points: neighbours are taken together, by their requests."""
+    """What `history` tells of a model, at most `most` points: neighbours are taken together."""
     if not history:
         return []
-    now, step = history[-1].time, _SPAN / most
+    now, step = history[-1].time, _span(history) / most
     groups: dict[int, list[Sample]] = {}
     for sample in history:
-        if name in sample.models and now - sample.time <= _SPAN:
+        if name in sample.models and now - sample.time < _SPAN:
             groups.setdefault(int((now - sample.time) / step), []).append(sample)
     return [_taken_together(groups[place], name, now) for place in sorted(groups, reverse=True)]
+
+
+def _span(history: Sequence[Sample]) -> float:
+    """Seconds that the curves show of `history`."""
+    return min(max(history[-1].time - history[0].time, _LEAST_SPAN), _SPAN) if history else _SPAN
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def _taken_together(samples: Sequence[Sample], name: str, now: float) -> _Point:
@@ -251,30 +255,30 @@ def _mean_latency(points: Sequence[_Point]) -> float | None:
     return sum(point.requests * (point.latency or 0.0) for point in points) / requests if requests else None
 
 
-def _curves(points: Sequence[_Point], predicted: float | None) -> str:
+def _curves(points: Sequence[_Point], predicted: float | None, span: float) -> str:
     """Latency and stalls over the last minutes, or that there is nothing to show."""
     slowest = max((point.latency for point in points if point.latency is not None), default=None)
     if slowest is None:
-        return _faint(f"No requests in the last {_SPAN / 60:.0f} minutes.")
+        return _faint(f"No requests in the last {_minutes(_SPAN)}.")
     top = max(slowest, predicted or 0.0) * 1.05 or 1.0
-    latency = [(1 - point.ago / _SPAN, None if point.latency is None else point.latency / top) for point in points]
-    stall: list[tuple[float, float | None]] = [(1 - point.ago / _SPAN, point.stall) for point in points]
+    latency = [(1 - point.ago / span, None if point.latency is None else point.latency / top) for point in points]
+    stall: list[tuple[float, float | None]] = [(1 - point.ago / span, point.stall) for point in points]
     dashed = charts.level(predicted / top, "predicted") if predicted else ""
     told = f"up to {format_seconds(slowest)}" + ("; dashed: predicted" if predicted else "")
     most = max(point.stall for point in points)
     return (
         '<div class="curves">'
-        + _figure("latency", told, dashed + charts.curve(latency, "line"))
-        + _figure("waiting for weights", f"up to {most:.0%} of the time", charts.area(stall, "stall"))
+        + _figure("latency", told, dashed + charts.curve(latency, "line"), span)
+        + _figure("waiting for weights", f"up to {most:.0%} of all time", charts.area(stall, "stall"), span)
         + "</div>"
     )
 
 
-def _figure(name: str, told: str, shapes: str) -> str:
-    said = _text(f"{name} over the last {_SPAN / 60:.0f} minutes, {told}")
+def _figure(name: str, told: str, shapes: str, span: float) -> str:
+    said = _text(f"{name} over the last {_minutes(span)}, {told}")
     return (
         f"<figure><figcaption><b>{_text(name)}</b> {_text(told)}</figcaption>{charts.picture(shapes, said, 'curve')}"
-        f'<p class="ends"><span>{_SPAN / 60:.0f} min ago</span><span>now</span></p></figure>'
+        f'<p class="ends"><span>{_minutes(span)} ago</span><span>now</span></p></figure>'
     )
 
 

@@ -40,23 +40,25 @@ def check_json(text: bytes, limits: Limits, where: str) -> None:
     if commas > limits.max_objects:
         raise ProtocolError("too large", f"JSON of {commas} values, where {limits.max_objects} may be", where=where,
                             remedy="send large tensors in binary, or fewer")  # fmt: skip
-    if text.count(b"[") + text.count(b"{") > limits.max_json_depth and _depth(text) > limits.max_json_depth:
+    if text.count(b"[") + text.count(b"{") > limits.max_json_depth and _deeper(text, limits.max_json_depth):
         raise ProtocolError("malformed", f"JSON nested deeper than {limits.max_json_depth}", where=where,
                             remedy="nest a tensor's data as deep as its shape, or not at all")  # fmt: skip
 
 
-def _depth(text: bytes) -> int:
-    """How deep arrays and objects nest; texts do not count."""
+def _deeper(text: bytes, limit: int) -> bool:
+    """Whether arrays and objects nest deeper than `limit`; texts do not count."""
     text = text.replace(rb"\\", b"").replace(rb"\"", b"")
-    deepest, depth, inside = 0, 0, 0
+    depth, inside = 0, np.uint8(0)
     for start in range(0, len(text), _PIECE):
         piece = np.frombuffer(text, np.uint8, min(_PIECE, len(text) - start), start)
-        within = np.bitwise_xor.accumulate(_INSIDE[piece]) ^ np.uint8(inside)
-        depths = np.cumsum(_STEPS[piece[within == 0]], dtype=np.int64)
-        inside = int(within[-1])
+        within = np.bitwise_xor.accumulate(_INSIDE[piece]) ^ inside
+        depths = depth + np.cumsum(_STEPS[piece[within == 0]], dtype=np.int64)
         if depths.size:
-            deepest, depth = max(deepest, depth + int(depths.max())), depth + int(depths[-1])
-    return deepest
+            if depths.max() > limit:
+                return True
+            depth = int(depths[-1])
+        inside = within[-1]
+    return False
 
 
 def from_binary(raw: memoryview, datatype: Datatype, shape: Shape, limits: Limits, where: str) -> Array:
