@@ -146,9 +146,12 @@ class Service:
         connection = http.client.HTTPConnection(self.url.rpartition(":")[0], self.metrics_port, timeout=10)
         try:
             connection.request("GET", "/metrics")
-            text = connection.getresponse().read().decode()
+            reply = connection.getresponse()
+            text = reply.read().decode()
         finally:
             connection.close()
+        if reply.status != 200:
+            raise ServiceFailed(f"the metrics were answered with {reply.status}: {text[:200]}\n{self.log()}")
         found: dict[str, dict[str, float]] = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
