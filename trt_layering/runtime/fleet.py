@@ -39,8 +39,8 @@ class ModelState:
     """A model as it was at one moment. `reason` says in words why it is unavailable, `version` is the one that serves;
     `budget_bytes` is its part of the memory budget, `resident_bytes` those of its weights that stay. Counts, seconds
     and bytes are since the deployment started, over all versions: `requests` were answered and `failures` were not,
-    `queue_seconds` they waited together. `wave_sizes` counts sweeps by how many requests they served; `last_sweep` is
-    the timeline of the last that ended."""
+    `queue_seconds` they waited together, `latency_seconds` they took from when they came. `wave_sizes` counts sweeps by
+    how many requests they served; `last_sweep` is the timeline of the last that ended, with the reads for the next."""
 
     name: str
     version: int | None
@@ -62,6 +62,7 @@ class ModelState:
     execute_seconds: float = 0.0
     bytes_read: int = 0
     queue_seconds: float = 0.0
+    latency_seconds: float = 0.0
     predicted_seconds: float | None = None
     fallbacks: tuple[str, ...] = ()
     last_sweep: tuple[Event, ...] = ()
@@ -75,7 +76,6 @@ class Recent(Trace):
         super().__init__(1)
         self._sweeps: defaultdict[int, list[Event]] = defaultdict(list)
         self._ended = -1
-        self._last: tuple[Event, ...] = ()
         self._beat = beat
 
     @property
@@ -97,11 +97,9 @@ class Recent(Trace):
                 del self._sweeps[sweep]
 
     def last_sweep(self) -> tuple[Event, ...]:
-        """Of the last sweep that came to its end."""
-        events = self._sweeps.get(self._ended, [])
-        if len(events) != len(self._last) or events[-1:] != list(self._last[-1:]):
-            self._last = tuple(events)
-        return self._last
+        """Of the last sweep that came to its end, with the reads for the next."""
+        following = list(self._sweeps.get(self._ended + 1, ())) if self._ended >= 0 else []
+        return (*self._sweeps.get(self._ended, ()), *(event for event in following if event.kind == "read"))
 
 
 @dataclass(frozen=True)
@@ -237,6 +235,7 @@ class Served:
             budget_bytes=counts.get("budget_bytes", 0), resident_bytes=counts.get("resident_bytes", 0),
             floor_bytes=known.floor if known else 0, requests=self.requests, failures=self.failures,
             deadline_misses=self.deadline_misses, wave_sizes=dict(self.wave_sizes), queue_seconds=self.queue_seconds,
+            latency_seconds=self.latency_seconds,
             predicted_seconds=counts.get("predicted_seconds"), fallbacks=tuple(counts.get("fallbacks", ())),
             last_sweep=opened.recent.last_sweep() if opened else (), **sums,
         )  # fmt: skip
