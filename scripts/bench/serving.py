@@ -64,7 +64,7 @@ class Service:
         return load.TritonClient(self.url, token=self.token, timeout=timeout)
 
     def start(self) -> None:
-        """Returns when all models are ready."""
+        """Returns when a model serves and none is loading any more."""
         command = [sys.executable, "-m", "trt_layering", "serve", str(self.path)]
         LOG.parent.mkdir(parents=True, exist_ok=True)
         with open(LOG, "wb") as log:
@@ -87,7 +87,7 @@ class Service:
 
     def _is_ready(self, client: load.TritonClient) -> bool:
         with suppress(load.Failed):
-            return client.ready() and all(state == "READY" for state in self.states().values())
+            return client.ready() and "LOADING" not in self.states().values()
         return False
 
     def states(self) -> dict[str, str]:
@@ -99,7 +99,7 @@ class Service:
             reply = connection.getresponse()
             index = json.loads(reply.read()) if reply.status == 200 else []
         except OSError:
-            return {"": "unreachable"}
+            return {"": "LOADING"}
         finally:
             connection.close()
         served = {model.name for model in self.models}
@@ -146,9 +146,12 @@ class Service:
         connection = http.client.HTTPConnection(self.url.rpartition(":")[0], self.metrics_port, timeout=10)
         try:
             connection.request("GET", "/metrics")
-            text = connection.getresponse().read().decode()
+            reply = connection.getresponse()
+            text = reply.read().decode()
         finally:
             connection.close()
+        if reply.status != 200:
+            raise ServiceFailed(f"the metrics were answered with {reply.status}: {text[:200]}\n{self.log()}")
         found: dict[str, dict[str, float]] = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
