@@ -242,6 +242,8 @@ def test_requests_that_wait_make_waves(repository: Path, wanted: Any, drive: Any
         assert hanging.caught.wait(PATIENCE)
         until(lambda: deployment.model("a").queued == 0)
         waiting = [(name, seed, deployment.submit(name, feed(3, seed))) for seed in range(6) for name in LAYERS]
+        fleet = deployment._fleet
+        assert fleet.gate._order == (fleet.models["a"].lane,)
         assert deployment.model("a").queued == 6
         hanging.release.set()
         assert_close(wanted("a", 0), held.result(PATIENCE))
@@ -273,6 +275,8 @@ def test_the_earliest_deadline_then_priority_then_age(repository: Path, drive: A
         ask("b", "deadline")
         clock.now += 0.9
         ask("a", "young")
+        fleet = deployment._fleet
+        assert fleet.gate._order == (fleet.models["a"].lane, fleet.models["b"].lane)
         hanging.release.set()
         held.result(PATIENCE)
         assert deployment.drain(PATIENCE)

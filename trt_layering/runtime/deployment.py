@@ -102,6 +102,8 @@ class Deployment:
                 )
             request = self._request(served, arrays, timeout, priority)
             served.waiting.append(request)
+            if len(served.waiting) == 1:
+                fleet.order_reads(request.arrived)
             if request.expires < fleet.watch_at:
                 fleet.expiring.set()
             fleet.changed.notify_all()

@@ -15,7 +15,7 @@ from typing import Any
 from trt_layering.errors import ClosedError, CorruptError, LayeringError, ReadError, UnavailableError
 from trt_layering.runtime.chain import Chain
 from trt_layering.runtime.fleet import Fleet, Open, Served
-from trt_layering.runtime.queues import Feeds, Request, end, most_urgent, wave
+from trt_layering.runtime.queues import Feeds, Request, end, wave
 
 log = logging.getLogger("trt_layering")
 
@@ -84,24 +84,19 @@ class Executor:
         return None
 
     def _pick(self, now: float) -> tuple[Served, Open, list[Request]] | None:
-        """The wave to run now. Its chain's reads go first from here on, then those of the one that would run next."""
-        fleet = self._fleet
-        heads = [(head, served) for served in fleet if served.can_run and (head := most_urgent(served.waiting, now))]
-        owners = {head.number: served for head, served in heads}
-        first = most_urgent((head for head, _ in heads), now)
-        if first is None:
-            fleet.gate.prefer(())
+        """The wave to run now. Its chain's reads go first from here on."""
+        picked = self._fleet.next_served(now)
+        if picked is None or picked[1].open is None:
+            self._fleet.gate.prefer(())
             return None
-        served = owners.pop(first.number)
-        following = most_urgent((head for head, _ in heads if head is not first), now)
-        fleet.gate.prefer([served.lane, *([owners[following.number].lane] if following else [])])
-        assert served.open is not None
-        taken = wave(served.waiting, now, served.open.chain.room(served.model.wave))
+        served, opened = picked[1], picked[1].open
+        taken = wave(served.waiting, now, opened.chain.room(served.model.wave))
         served.waiting = [request for request in served.waiting if request not in taken]
         requests = [request for request in taken if request.future.set_running_or_notify_cancel()]
         served.running = requests
+        self._fleet.order_reads(now)
         served.queue_seconds += sum(now - request.arrived for request in requests)
-        return served, served.open, requests
+        return served, opened, requests
 
     def _serve(self, served: Served, opened: Open, requests: list[Request]) -> None:
         if not requests:  # all were cancelled

@@ -22,7 +22,7 @@ from trt_layering.errors import ClosedError, CorruptError, LayeringError, Unavai
 from trt_layering.runtime.chain import Chain
 from trt_layering.runtime.gate import Gate, Lane
 from trt_layering.runtime.parts import Candidate, Part
-from trt_layering.runtime.queues import Request
+from trt_layering.runtime.queues import Request, most_urgent, urgency
 from trt_layering.runtime.trace import Event, Trace
 from trt_layering.store.manifest import WEIGHTS_FILE, Value, rebuild_remedy
 
@@ -260,6 +260,17 @@ class Fleet:
 
     def __iter__(self) -> Iterator[Served]:
         return iter(self.models.values())
+
+    def next_served(self, now: float) -> tuple[Request, Served] | None:
+        """The most urgent request of those that can be served, and its model; None where there is none."""
+        heads = [(head, one) for one in self if one.can_run and (head := most_urgent(one.waiting, now))]
+        return min(heads, key=lambda pair: urgency(pair[0], now), default=None)
+
+    def order_reads(self, now: float) -> None:
+        """Let the drive serve the chain that executes first, then the one that would be next."""
+        following = self.next_served(now)
+        lanes = [served.lane for served in self if served.running is not None]
+        self.gate.prefer([*lanes, following[1].lane] if following and following[1].lane not in lanes else lanes)
 
     def refuse(self, served: Served) -> list[Request]:
         """Take all requests that wait for a model from its queue, for the caller to end without the lock."""
