@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         ClosedError,
         ConfigError,
         CorruptError,
+        DiskError,
         ForeignError,
         InputError,
         LayeringError,
@@ -41,9 +42,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _ERRORS = (
-    "BackendError", "BudgetError", "BuildError", "ClosedError", "ConfigError", "CorruptError", "ForeignError",
-    "InputError", "LayeringError", "MemoryLimitError", "ModelError", "NotBuiltError", "ReadError", "StoreError",
-    "UsageError",
+    "BackendError", "BudgetError", "BuildError", "ClosedError", "ConfigError", "CorruptError", "DiskError",
+    "ForeignError", "InputError", "LayeringError", "MemoryLimitError", "ModelError", "NotBuiltError", "ReadError",
+    "StoreError", "UsageError",
 )  # fmt: skip
 _HOMES = {
     **dict.fromkeys(_ERRORS, "errors"),
@@ -73,6 +74,7 @@ __all__ = [
     "ClosedError",
     "ConfigError",
     "CorruptError",
+    "DiskError",
     "Footprint",
     "Forecast",
     "ForeignError",
