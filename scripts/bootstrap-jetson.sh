@@ -375,7 +375,7 @@ while (($#)); do
     --dry-run) dry_run=yes ;;
     --no-models) extras=(package jetson) ;;
     --repository | --power-mode | --root)
-        (($# > 1)) || wrong_usage "$1 needs a value"
+        [[ $# -gt 1 && $2 && $2 != -* ]] || wrong_usage "$1 needs a value"
         case $1 in
         --repository) repository=$2 ;;
         --power-mode) power_mode=$2 ;;

@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trt_parser_environment import WHEELS, Unchecked, prepared
-from trt_parser_positions import positions
 
 if TYPE_CHECKING:
     from trt_layering.backends.base import CutBlock
@@ -53,8 +52,14 @@ class Case:
 
 def main() -> int:
     options = _arguments()
-    from trt_layering.errors import LayeringError
+    try:
+        import onnx  # noqa: F401
 
+        from trt_layering.errors import LayeringError
+    except ModuleNotFoundError as error:
+        print(f"error: {sys.executable} has no {error.name}", file=sys.stderr)
+        print("  to do: pip install -e . first, or call this with .venv/bin/python", file=sys.stderr)
+        return 2
     try:
         if not (options.files or options.model or options.positions):
             raise Unchecked("there is nothing to check\n  to do: name files, or --model MODEL.onnx; see --help")
@@ -90,6 +95,8 @@ def _cases(options: argparse.Namespace, folder: Path) -> Iterator[Case]:
     for index, model in enumerate(options.model):
         yield from _blocks(model, options, folder / f"model-{index}")
     if options.positions:
+        from trt_parser_positions import positions
+
         for name, file in positions(folder):
             yield Case(name, file, {})
 

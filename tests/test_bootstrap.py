@@ -449,8 +449,12 @@ class TestInstalling:
 
 
 @pytest.mark.parametrize(
-    ("words", "status"), [(["--what"], 2), (["--repository"], 2), (["engines"], 2), (["--help"], 0)]
-)
+    ("words", "status"),
+    [
+        (["--what"], 2), (["--repository"], 2), (["--repository", "--dry-run"], 2), (["--power-mode", ""], 2),
+        (["engines"], 2), (["--help"], 0),
+    ],
+)  # fmt: skip
 def test_words_that_make_no_sense(jetson: Jetson, words: list[str], status: int) -> None:
     result = jetson.run(*words)
     assert (result.returncode, jetson.done()) == (status, [])

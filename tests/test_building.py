@@ -294,6 +294,9 @@ ODD = {
         { a = Cast <to = 10> (x)  b = Cast <to = 1> (a)  c = Cast <to = 16> (b)  y = Cast <to = 1> (c) }""",
     "infinite and undefined results": """(float[n, 4] x) => (float[n, 4] y, float[n, 4] z)
         { a = Sub(x, x)  y = Div(x, a)  z = Log(x) }""",
+    "results as large as they get": """(float[n, 4] x) => (float[n, 4] y, double[n, 4] z)
+        <float least = {-3.4028234e38}, double most = {1.7976931348623157e308}>
+        { y = Min(x, least)  a = Cast <to = 11> (x)  z = Max(a, most) }""",
     "integers and truth": """(int64[n, 4] x) => (bool[n, 4] y, int64[n, 4] z)
         { y = Equal(x, x)  a = Neg(x)  z = Mul(a, x) }""",
 }

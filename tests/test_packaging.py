@@ -31,6 +31,8 @@ HEAVY = {
     "xxhash",
     "ml_dtypes",
     "matplotlib",
+    "pycuda",
+    "tensorrt",
 }
 # Modules that are not called what their distribution is called, or come with another one.
 DISTRIBUTIONS = {"yaml": "pyyaml", "onnx_ir": "onnx-ir", "PIL": "pillow", "google": "onnx"}

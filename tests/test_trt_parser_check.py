@@ -117,3 +117,11 @@ def test_without_a_compiler(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "apt install gcc" in done.stderr
     assert not (tmp_path / "new").exists()
+
+
+def test_a_python_without_the_packages() -> None:
+    command = [sys.executable, "-S", str(SCRIPT), "x.onnx"]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": ""}, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "has no onnx" in done.stderr
+    assert "to do:" in done.stderr

@@ -152,7 +152,7 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
     words = (
         "largest difference of an output that passes, as a part of its largest value; 0: bit for bit "
         "(default: what the build allowed: 1e-5, with --no-optimise 0, or 1e-6 where weights were "
-        "split; with --weights fp16 1e-2, bf16 5e-2)"
+        "split; with --weights fp16 1e-2, bf16 5e-2; of TensorRT 1e-3, with --precision fp16 5e-2)"
     )
     parser.add_argument("--tolerance", type=float, metavar="T", help=words)
     _add_inputs(parser)

@@ -370,10 +370,12 @@ def _checked(order: _Order, draft: Chain, folder: Path, work: Path, tolerance: f
     for outputs in found.joined:
         checks.append(_compare(draft, expected[-1:], [outputs], tolerance, lambda: "the joined blocks, joined-*"))
     tell("check", 2, 3)
-    if chain.whole and Footprint.of(chain).resident <= order.memory:
+    laid_out_otherwise = bool(chain.whole) or chain.tensorrt is not None
+    if laid_out_otherwise and Footprint.of(chain).resident <= order.memory:
         resident = rehearse_resident(folder, chain, work)
-        checks.append(_compare(draft, expected, resident, tolerance, lambda: "the uncut engines, whole-*"))
-    elif chain.whole:
+        where = "the uncut engines, whole-*" if chain.whole else "the engines with everything in memory"
+        checks.append(_compare(draft, expected, resident, tolerance, lambda: where))
+    elif laid_out_otherwise:
         log.info("not checked with everything in memory, which is more than --memory %s", format_size(order.memory))
     tell("check", 3, 3)
     return msgspec.structs.replace(chain, check=max(checks, key=lambda check: check.max_abs_diff))

@@ -40,8 +40,8 @@ def rehearse(folder: Path, draft: Chain, work: Path, memory: int) -> Rehearsed:
     """Run the chain in `folder`, which has no manifest yet, at its floor on each set of arrays in `work/trials.npz`.
 
     Memory and profile are measured with the last set of arrays. Joined blocks are executed too where that takes at most
-    `memory` bytes. Where activations do not have the shapes that the
-    model declares, these are forgotten, which the log says, and the activations are allocated as they come.
+    `memory` bytes. Where activations do not have the shapes that the model declares, these are forgotten, which the log
+    says, and the activations are allocated as they come; not on a device, whose engines were built for these shapes.
     """
     task = {
         "folder": str(folder.absolute()), "trials": str(work / "trials.npz"), "outputs": str(work / "outputs.npz"),
@@ -50,6 +50,8 @@ def rehearse(folder: Path, draft: Chain, work: Path, memory: int) -> Rehearsed:
     try:
         measured = child.call(_run, {**task, "chain": msgspec.to_builtins(draft)})
     except BackendError as error:
+        if draft.tensorrt is not None:
+            raise
         draft = _without_shapes(draft)
         measured = child.call(_run, {**task, "chain": msgspec.to_builtins(draft)})
         log.warning("activations are allocated as they come, since the model's shapes do not hold: %s", error.what)

@@ -208,8 +208,9 @@ def _at(
     """Answers, times, overlap and memory of the chain at one budget. Raises Wrong."""
     import trt_layering as tl
 
-    trace, seconds, worst, taken = tl.Trace(), [], 0.0, 0
+    trace, seconds, worst, taken, asked = tl.Trace(), [], 0.0, 0, time.perf_counter()
     with tl.open_chain(name, repository=folder / "engines", budget=budget, trace=trace) as chain:
+        open_seconds = time.perf_counter() - asked
         for _ in range(_RUNS):
             begin = time.perf_counter()
             got = chain.run(made.feeds)
@@ -218,7 +219,8 @@ def _at(
             taken = max(taken, chain.stats()["device_bytes"])
         stats, integrated = chain.stats(), built.manifest.backend.fingerprint["memory"] == "integrated"
     numbers = {
-        "run_seconds": median(seconds[1:]), "max_rel_diff": worst, "mode": stats["mode"], "budget_bytes": budget,
+        "open_seconds": open_seconds, "first_run_seconds": seconds[0], "run_seconds": median(seconds[1:]),
+        "max_rel_diff": worst, "mode": stats["mode"], "budget_bytes": budget,
         "device_bytes": taken, "stall_seconds": stats["stall_seconds"] / _RUNS,
         "bytes_read": stats["bytes_read"], "notes": stats["fallbacks"], **_overlap(trace),
     }  # fmt: skip

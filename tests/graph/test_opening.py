@@ -394,6 +394,10 @@ UNSOUND: dict[str, tuple[Callable[[onnx.ModelProto], object], str]] = {
     "unknown output": (lambda m: _set(m.graph.output[0], "name", "gone"), "puts out 'gone'"),
     "made twice": (lambda m: m.graph.node.add().CopyFrom(m.graph.node[0]), "redeclared"),
     "input twice": (lambda m: m.graph.input.add().CopyFrom(m.graph.input[0]), "same name"),
+    "nothing": (
+        lambda m: [m.graph.ClearField(f) for f in ("node", "initializer")] and _set(m.graph.output[0], "name", "x"),
+        "computes nothing",
+    ),
     "sparse": (lambda m: m.graph.sparse_initializer.add(), "sparse"),
     "unknown dtype": (lambda m: _set(m.graph.initializer[0], "data_type", 999), "999"),
     "no dtype": (lambda m: m.graph.initializer[0].ClearField("data_type"), "UNDEFINED"),

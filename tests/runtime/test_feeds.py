@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trt_layering.errors import InputError
 from trt_layering.runtime import feeds as module
-from trt_layering.store.manifest import Value
+from trt_layering.store.manifest import Range, Value
 
 
 def checked(feeds: Any, inputs: Sequence[Value]) -> dict[str, Any]:
@@ -85,6 +85,13 @@ def test_what_is_no_text_is_refused(text: Any) -> None:
 @pytest.mark.parametrize("shape", [(3, 4), (), (0,), (1, 2, 3)])
 def test_an_unknown_rank_takes_any_shape(shape: tuple[int, ...]) -> None:
     checked({"x": np.zeros(shape, np.float32)}, [value(shape=None)])
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (2, 4, 1), (9, 4)])
+def test_a_shape_of_another_rank_is_outside_a_range(shape: tuple[int, ...]) -> None:
+    span = Range(min=(1, 4), opt=(2, 4), max=(3, 4))
+    with pytest.raises(InputError, match="1x4 to 3x4"):
+        module.checked({"x": np.zeros(shape, np.float32)}, [value(shape=None)], {"x": span})
 
 
 def test_bfloat16_is_taken_as_such() -> None:

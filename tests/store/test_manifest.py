@@ -346,6 +346,16 @@ SPANNED = Range(min=(1, 2), opt=(1, 2), max=(3, 2))
             },
             "range of 'y' is none",
         ),
+        (
+            {
+                "tensorrt": TensorRt(
+                    binding="inputs",
+                    placement="staged",
+                    ranges={"x": Range(min=(1,), opt=(1,), max=(3,)), "y": SPANNED},
+                )
+            },
+            "range of 'x' is of another rank",
+        ),
     ],
 )
 def test_a_tensorrt_chain_that_makes_no_sense(tmp_path: Path, changes: dict[str, Any], words: str) -> None:

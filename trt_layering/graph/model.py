@@ -63,6 +63,12 @@ def _check_supported(proto: onnx.ModelProto, path: Path) -> None:
             where=str(path),
             remedy="give a .onnx file in binary form",
         )
+    if not graph.node and not graph.initializer:
+        raise ModelError(
+            "the model computes nothing: it has neither nodes nor weights",
+            where=str(path),
+            remedy="export it again",
+        )
     if graph.sparse_initializer:
         raise ModelError(
             "the model has sparse initializers",

@@ -90,7 +90,8 @@ def _check_shape(shape: tuple[int, ...], value: Value, symbols: dict[str, tuple[
 
 
 def _check_range(name: str, shape: tuple[int, ...], span: Range) -> None:
-    if all(low <= size <= high for low, size, high in zip(span.min, shape, span.max, strict=True)):
+    same_rank = len(shape) == len(span.min)
+    if same_rank and all(low <= size <= high for low, size, high in zip(span.min, shape, span.max, strict=True)):
         return
     least, most = format_shape(span.min), format_shape(span.max)
     raise InputError(

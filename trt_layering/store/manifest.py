@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import FileIO
@@ -61,6 +62,7 @@ PlainName = Annotated[str, Meta(pattern=rf"^{_PLAIN_NAME.pattern}\Z")]
 Hash64 = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
 Hash128 = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
 Magnitude = Annotated[float, Meta(ge=0, le=1e18)]
+Finite = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 Shape = Annotated[tuple[Count, ...], Meta(max_length=64)]
 Dim = Count | Text | None
 Binding = Literal["inputs", "refit", "swap"]
@@ -154,8 +156,8 @@ class Check(_Record, frozen=True):
     largest absolute value of the uncut model's outputs. `tolerance` is how much an output may differ, as a part of its
     largest absolute value; 0: not by one bit."""
 
-    max_abs_diff: Magnitude
-    max_abs_output: Magnitude
+    max_abs_diff: Finite
+    max_abs_output: Finite
     seed: Count
     tolerance: Magnitude = 1e-5
 
@@ -499,6 +501,8 @@ def _range_faults(chain: Chain, ranges: dict[str, Range]) -> Iterator[str]:
         known = value.shape is not None and all(isinstance(dim, int) for dim in value.shape)
         if not known and value.name not in ranges:
             yield f"the size of {value.name!r} is not known"
+        if value.shape is not None and value.name in ranges and len(ranges[value.name].max) != len(value.shape):
+            yield f"the range of {value.name!r} is of another rank"
 
 
 def _is_plan(tensor: Tensor) -> bool:

@@ -21,7 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.chains import assert_close, feed, in_this_process, layers, model, opened, saved, uncut
 from tests.emulation.install import environment, installed
 from trt_layering.building import Built, build
-from trt_layering.errors import BuildError, InputError, ModelError, UsageError
+from trt_layering.errors import BackendError, BuildError, InputError, ModelError, UsageError
 from trt_layering.store.manifest import read_manifest
 
 pytestmark = pytest.mark.filterwarnings("ignore:Context managers for TensorRT types:DeprecationWarning")
@@ -124,6 +124,54 @@ def test_wrong_answers_of_a_binding_keep_it_out(
     assert how is not None
     assert how.binding != "inputs"
     assert "differs from ONNX Runtime" in how.candidates[0].words
+
+
+@pytest.mark.parametrize("binding", ["inputs", "refit"])
+def test_wrong_answers_with_everything_in_memory_are_found(
+    tmp_path: Path, emulation: Any, monkeypatch: pytest.MonkeyPatch, binding: str
+) -> None:
+    from trt_layering.backends.tensorrt.runtime import TensorRt
+
+    load = TensorRt._load
+    monkeypatch.setattr(TensorRt, "_load", lambda self, extent, *rest: load(self, self._chain.extents[0], *rest))
+    with pytest.raises(BuildError, match="differs by") as caught:
+        built(saved(layers(3), tmp_path / "m.onnx"), tmp_path / "engines", **{**QUICK, "binding": binding})
+    assert caught.value.where == "the engines with everything in memory"
+
+
+def test_a_gpu_that_fails_in_the_first_run_is_told_as_it_is(
+    tmp_path: Path, emulation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trt_layering.backends.tensorrt.runtime import TensorRt
+
+    ready, failures = TensorRt.ready, [BackendError("the GPU has fallen off the bus")]
+
+    def fail_once(self: TensorRt) -> None:
+        if failures:
+            raise failures.pop()
+        ready(self)
+
+    monkeypatch.setattr(TensorRt, "ready", fail_once)
+    with pytest.raises(BackendError, match="fallen off the bus"):
+        built(saved(layers(2), tmp_path / "m.onnx"), tmp_path / "engines", **QUICK)
+
+
+def test_a_placement_that_the_gpu_lacks_is_refused_before_any_work(
+    tmp_path: Path, emulation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trt_layering.building.open_model", None)
+    with pytest.raises(BackendError, match="managed memory") as caught:
+        built(tmp_path / "m.onnx", tmp_path / "engines", placement="managed")
+    assert "--placement staged" in caught.value.remedy
+
+
+def test_plans_come_through_pinned_memory_whatever_was_asked(
+    tmp_path: Path, emulation: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    chain = built(saved(layers(2), tmp_path / "m.onnx"), tmp_path / "engines", binding="swap", placement="zero-copy")
+    assert chain.manifest.tensorrt is not None
+    assert chain.manifest.tensorrt.placement == "pinned"
+    assert "placement zero-copy is for weights alone" in caplog.text
 
 
 def test_inputs_outside_the_shapes_are_refused_before_any_work(tmp_path: Path, emulation: Any) -> None:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import onnx
 import pytest
 from hypothesis import given, settings
@@ -31,7 +32,7 @@ from tests.backends.tensorrt.opening import (
 )
 from tests.chains import assert_close, assert_same, budgets, cut_by, feed, layers, opened, saved, uncut
 from trt_layering.building import Built
-from trt_layering.errors import ClosedError, InputError
+from trt_layering.errors import BackendError, ClosedError, InputError
 from trt_layering.runtime.chain import Chain
 from trt_layering.runtime.footprint import Footprint
 from trt_layering.runtime.loader import LoaderOptions
@@ -289,6 +290,22 @@ def test_shapes_outside_the_ranges(ten: Chains, rows: int) -> None:
             assert "'x'" in str(caught.value)
         assert chain.stats()["sweeps"] == 0
         ten.assert_right(chain, 5)
+
+
+@pytest.mark.parametrize("mode", ["floor", "resident"])
+def test_engines_that_cannot_be_refitted(ten: Chains, mode: str, tmp_path: Path) -> None:
+    built = ten.get("inputs", "staged")
+    how = built.manifest.tensorrt
+    assert how is not None
+    manifest = msgspec.structs.replace(built.manifest, tensorrt=msgspec.structs.replace(how, binding="refit"))
+    lying = put(Built(built.path, manifest), "staged", tmp_path)
+    with (
+        emulated_gpu(),
+        pytest.raises(BackendError, match="cannot refit") as caught,
+        opened(lying, budgets(lying)[mode], loader=SMALL_READS) as chain,
+    ):
+        chain.run(feed(3))
+    assert "build the chain again" in caught.value.remedy
 
 
 @pytest.mark.parametrize(

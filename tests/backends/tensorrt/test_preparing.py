@@ -110,6 +110,20 @@ def test_tensors_that_tensorrt_does_not_have_are_refused(tmp_path: Path, kind: i
     assert caught.value.where == "'x'"
 
 
+def test_more_dimensions_than_tensorrt_has_are_refused(tmp_path: Path) -> None:
+    shape = [1] * 8
+    proto = model(
+        [node("Add", ["x", "w"], ["y"])], [info("x", FLOAT, shape)], [info("y", FLOAT, None)], [weight("w", *shape)]
+    )
+    assert windows(from_proto(proto), tmp_path)
+    proto.graph.initializer[0].CopyFrom(weight("w", 2, *shape))
+    again = tmp_path / "again"
+    again.mkdir()
+    with pytest.raises(ModelError, match="9 dimensions, only of up to 8") as caught:
+        windows(from_proto(proto), again)
+    assert caught.value.where == "'w'"
+
+
 NORM = [weight("scale", 4), weight("bias", 4), weight("mean", 4), weight("var", 4)]
 
 

@@ -134,11 +134,12 @@ class Instance:
             done = self._refitters[block.name].refit_cuda_engine_async(self._library.device.copy.handle)
         self._library.require(done, "TensorRT did not take the weights over", block.name, _ONCE_MORE)
 
-    def release_refit_resources(self) -> None:
-        """Give back what refits took beside the weights, where the version can."""
+    def end_refits(self) -> None:
+        """It keeps the weights that it has: give back what refits took beside them, once they are done."""
         if versions.HAS_RELEASE_REFIT_RESOURCES:
             for refitter in self._refitters.values():
                 refitter.release_refit_resources()
+        self._refitters.clear()
 
 
 def told(block: Block, weights: Mapping[str, Weight]) -> dict[str, tuple[trt.Weights, trt.TensorLocation]]:
@@ -179,6 +180,14 @@ class Slots:
             found = self._places[place] = Instance(self._library, plan, make())
         found.holds = ""
         return found, self._ready[place]
+
+    def forget(self) -> None:
+        """Keep the engines, but as no block's, and let those who took them take them again."""
+        for place, instance in enumerate(self._places):
+            if instance is None:
+                self._newest = place
+            else:
+                instance.holds = ""
 
     def empty(self) -> None:
         """Let the engines go."""
@@ -291,9 +300,12 @@ class Plan:
 
 def first_refits(library: Library, slots: Slots, engines: Sequence[RefitEngine]) -> None:
     """Refit an engine of each plan once, with whatever lies in the arena: the first time takes far longer than later
-    ones. None holds a block's weights afterwards."""
-    for engine in {engine.plan: engine for engine in engines}.values():
-        instance = engine.ready()
+    ones. Those of the first blocks come last and stay in the slots, though as no block's."""
+    first = engines[:_SLOTS]
+    there = {engine.plan for engine in first}
+    for engine in {engine.plan: engine for engine in engines if engine.plan not in there}.values():
+        engine.ready()
         library.device.copy.synchronize()
-        instance.release_refit_resources()
-    slots.empty()
+    for engine in first:
+        engine.ready()
+    slots.forget()

@@ -30,7 +30,7 @@ from trt_layering.backends.tensorrt.prepare import prepare
 from trt_layering.backends.tensorrt.streamable import streamable
 from trt_layering.backends.tensorrt.trials import Case
 from trt_layering.backends.values import as_value
-from trt_layering.errors import BuildError, LayeringError
+from trt_layering.errors import BackendError, BuildError, LayeringError
 from trt_layering.graph.canonical import Canonical, as_inputs, canonical, save_with_weights, shaped
 from trt_layering.graph.shape_tensors import uncrossed
 from trt_layering.graph.tables import rows_input
@@ -47,7 +47,6 @@ HALF_TOLERANCE = 2e-2
 _HEADER = 64
 _LEAST_MOST = 256 << 20
 """What a plan's workspace may at least be, however little memory preparing may take."""
-_DEFAULT: Placement = "staged"
 
 
 @dataclass(frozen=True)
@@ -89,6 +88,10 @@ class TensorRtBuilder:
     legal = staticmethod(uncrossed)
 
     def __init__(self, wanted: Wanted) -> None:
+        """BackendError for a placement that this GPU does not have."""
+        if wanted.placement == "managed" and not present.shares_managed_memory():
+            what = "processor and GPU cannot use managed memory at the same time here"
+            raise BackendError(what, remedy="use --placement staged, zero-copy or auto")
         self._wanted = wanted
         self._inputs: tuple[Value, ...] = ()
         self._work, self._memory = Path(), 0
@@ -166,21 +169,26 @@ class TensorRtBuilder:
         return choice
 
     def _described(self, choice: Choice, tried: _Try, ranges: Mapping[str, Range]) -> TensorRt:
-        placement: Placement = _DEFAULT
-        if choice.binding == "swap":
-            placement = "pinned"
-        elif self._wanted.placement != "auto":
-            placement = self._wanted.placement
-        else:
-            placement, words = trials.placement()
-            log.info("placement %s: %s", placement, words)
         return TensorRt(
             binding=choice.binding,
-            placement=placement,
+            placement=self._placement(choice.binding),
             scratch=max((plan.scratch_bytes for plan in tried.plans), default=0),
             ranges=dict(ranges),
             candidates=choice.candidates,
         )
+
+    def _placement(self, binding: Binding) -> Placement:
+        """The one wanted, or the quickest here; plans pass through no other than pinned memory."""
+        wanted = self._wanted.placement
+        if binding == "swap":
+            if wanted != "auto":
+                log.warning("placement %s is for weights alone: plans are read into pinned memory", wanted)
+            return "pinned"
+        if wanted != "auto":
+            return wanted
+        found, words = trials.placement()
+        log.info("placement %s: %s", found, words)
+        return found
 
     def draft(self, cut: CutBlock) -> Draft:
         """There are no joined blocks here."""

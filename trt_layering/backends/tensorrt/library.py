@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import tensorrt as trt
 
@@ -22,6 +23,7 @@ from trt_layering.units import format_size
 log = logging.getLogger("trt_layering.tensorrt")
 
 _KEPT_LINES = 4
+_Made = TypeVar("_Made")
 _OF_MEMORY = ("out of memory", "outofmemory", "cudaerrormemoryallocation", "memory allocation")
 
 
@@ -51,7 +53,7 @@ class Library:
         self.device = device
         self._log = _Log()
         with device.current():
-            self._runtime = trt.Runtime(self._log)
+            self._runtime = self._made(lambda: trt.Runtime(self._log), "TensorRT does not start", device.name)
         self._scratch: DeviceMemory = device.allocate(max(scratch, 1), "scratch")
 
     def read(self, path: Path) -> bytes:
@@ -92,7 +94,7 @@ class Library:
         """A refitter of `engine` that was told `weights`, every one that the engine has. BackendError where it is asked
         for others, or they do not suit it."""
         with self.device.current():
-            refitter = trt.Refitter(engine, self._log)
+            refitter = self._made(lambda: trt.Refitter(engine, self._log), "TensorRT cannot refit the engine", where)
         refitter.weights_validation = False  # which would wait for the device
         asked = set(refitter.get_all_weights())
         if asked != set(weights):
@@ -104,6 +106,13 @@ class Library:
             taken = refitter.set_named_weights(name, values, location)
             self.require(taken, f"TensorRT refused the weight {name}", where)
         return refitter
+
+    def _made(self, make: Callable[[], _Made], what: str, where: str) -> _Made:
+        """What `make` makes; TensorRT's constructors raise TypeError where there is nothing to be had."""
+        try:
+            return make()
+        except TypeError as error:
+            raise self.refusal(what, where, "build the chain again on this machine") from error
 
     def require(self, done: bool, what: str, where: str, remedy: str = "build the chain again on this machine") -> None:
         """Raise BackendError with TensorRT's last words unless `done`."""

@@ -54,6 +54,7 @@ _DTYPES = {
     ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL, ir.DataType.FLOAT8E4M3FN, ir.DataType.INT4,
 }  # fmt: skip
 """What a TensorRT tensor can be of."""
+_MOST_DIMS = 8
 
 
 def prepare(model: ir.Model, work: Path, memory: int, progress: Progress) -> list[ir.Model]:
@@ -78,6 +79,7 @@ def prepare(model: ir.Model, work: Path, memory: int, progress: Progress) -> lis
         _forget_unused_domains(window)
     _check_operators(windows)
     _check_dtypes(windows)
+    _check_dims(windows)
     return windows
 
 
@@ -128,6 +130,18 @@ def _check_dtypes(windows: Sequence[ir.Model]) -> None:
                     f"TensorRT has no tensors of {value.dtype.name.lower()}",
                     where=repr(value.name),
                     remedy="use --backend onnxruntime, or export the model with float32, int64 or int32 there",
+                )
+
+
+def _check_dims(windows: Sequence[ir.Model]) -> None:
+    for window in windows:
+        made = [value for node in window.graph for value in node.outputs]
+        for value in (*window.graph.inputs, *window.graph.initializers.values(), *made):
+            if value.shape is not None and len(value.shape) > _MOST_DIMS:
+                raise ModelError(
+                    f"TensorRT has no tensors of {len(value.shape)} dimensions, only of up to {_MOST_DIMS}",
+                    where=repr(value.name),
+                    remedy="use --backend onnxruntime, or export the model with fewer dimensions there",
                 )
 
 

@@ -78,6 +78,13 @@ def fingerprint() -> dict[str, str]:
     return {"gpu": gpu.name, "sm": gpu.sm, "memory": memory, "machine": platform.machine()}
 
 
+def shares_managed_memory() -> bool:
+    """Whether the processor may use managed memory while the GPU works; BackendError where TensorRT cannot be used."""
+    require()
+    gpu = _look().gpu
+    return gpu is not None and gpu.managed
+
+
 def here() -> str:
     """What this machine has, for a sentence: "TensorRT 10.3.0 on Orin (nvgpu), SM 8.7", or why it has none."""
     found = _look()

@@ -131,6 +131,7 @@ class TensorRt:
                 self._device.copy.synchronize()
         for passing in extents.values():
             passing.free()
+        instance.end_refits()
         return instance
 
     def _whole(self, block: Block, read: Read) -> memoryview:

@@ -9,8 +9,6 @@ import re
 
 import tensorrt as trt
 
-MINIMUM = (10, 3)
-
 
 def numbers(text: str) -> tuple[int, int]:
     """Major and minor version of a version's text, such as (10, 14) of "10.14.1.48.post1"; (0, 0) if it has none."""
@@ -21,20 +19,9 @@ def numbers(text: str) -> tuple[int, int]:
 VERSION = numbers(trt.__version__)
 
 AT_LEAST_10_7 = VERSION >= (10, 7)
-AT_LEAST_10_13 = VERSION >= (10, 13)
 AT_LEAST_10_16 = VERSION >= (10, 16)
 AT_LEAST_11_0 = VERSION >= (11, 0)
 AT_LEAST_11_4 = VERSION >= (11, 4)
 
-# `IStreamReaderV2`, which is told the stream that it reads on; before, there is only `IStreamReader`, gone in 11.0.
-HAS_STREAM_READER_V2 = AT_LEAST_10_7
-# `ICudaEngine.create_execution_context` takes an `IRuntimeConfig`.
-HAS_RUNTIME_CONFIG = AT_LEAST_10_13
-# An initializer is lent to the parser by its address, instead of lying in the model's bytes.
-HAS_LOAD_INITIALIZER = AT_LEAST_10_13
-# `IBuilderConfig.tiling_optimization_level`.
-HAS_TILING = AT_LEAST_10_13
-# All networks are strongly typed, and the flags that allowed other precisions are gone.
-ONLY_STRONGLY_TYPED = AT_LEAST_11_0
 # `Refitter.release_refit_resources`, which gives back what a refit took.
 HAS_RELEASE_REFIT_RESOURCES = AT_LEAST_11_4
