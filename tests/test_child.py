@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
 from trt_layering import child
-from trt_layering.errors import BudgetError, BuildError, CorruptError, LayeringError, ModelError
+from trt_layering.errors import BudgetError, BuildError, CorruptError, DiskError, LayeringError, ModelError
 
 
 def echo(task: dict[str, Any]) -> Any:
@@ -40,6 +41,14 @@ def corrupt(task: dict[str, Any]) -> None:
 
 def too_large(task: dict[str, Any]) -> None:
     raise BudgetError("too little", floor=5, parts={"a": 5}, where="here", remedy="more")
+
+
+def full(task: dict[str, Any]) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "there")
+
+
+def forbidden(task: dict[str, Any]) -> None:
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "there")
 
 
 def crash(task: dict[str, Any]) -> None:
@@ -85,6 +94,14 @@ def test_our_errors_come_back_with_all_they_say(work: child.Work, kind: type[Lay
         here.value.where,
         here.value.remedy,
     )
+
+
+@pytest.mark.parametrize(("work", "remedy"), [(full, "free some space"), (forbidden, "can be written")])
+def test_what_the_disk_refuses_comes_back_with_what_to_do(work: child.Work, remedy: str) -> None:
+    with pytest.raises(DiskError, match="the disk refused") as caught:
+        child.call(work, {})
+    assert caught.value.where == "there"
+    assert remedy in caught.value.remedy
 
 
 @pytest.mark.parametrize(

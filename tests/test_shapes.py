@@ -63,3 +63,10 @@ def test_what_is_nested_is_not_written_out():
     with pytest.raises(UsageError, match="is not a shape") as caught:
         parse_shape(value)
     assert len(caught.value.what) < 200
+
+
+@pytest.mark.parametrize("text", ["axb", "-1x3", "[1, y]"])
+def test_what_is_no_shape_is_quoted_as_it_was_written(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_shape(text)
+    assert caught.value.what == f"'{text}' is not a shape"

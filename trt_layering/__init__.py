@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         ClosedError,
         ConfigError,
         CorruptError,
+        DiskError,
         ForeignError,
         InputError,
         LayeringError,
@@ -46,9 +47,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _ERRORS = (
-    "BackendError", "BudgetError", "BuildError", "ClosedError", "ConfigError", "CorruptError", "ForeignError",
-    "InputError", "LayeringError", "MemoryLimitError", "ModelError", "NotBuiltError", "QueueFullError", "ReadError",
-    "ServiceError", "StoreError", "TimedOutError", "UnavailableError", "UnknownModelError", "UsageError",
+    "BackendError", "BudgetError", "BuildError", "ClosedError", "ConfigError", "CorruptError", "DiskError",
+    "ForeignError", "InputError", "LayeringError", "MemoryLimitError", "ModelError", "NotBuiltError", "QueueFullError",
+    "ReadError", "ServiceError", "StoreError", "TimedOutError", "UnavailableError", "UnknownModelError", "UsageError",
 )  # fmt: skip
 _HOMES = {
     **dict.fromkeys(_ERRORS, "errors"),
@@ -78,6 +79,7 @@ __all__ = [
     "ClosedError",
     "ConfigError",
     "CorruptError",
+    "DiskError",
     "Footprint",
     "Forecast",
     "ForeignError",

@@ -6,6 +6,7 @@ May import errors. What the child raises of ours is raised here; a child that di
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import importlib
 import json
@@ -110,9 +111,11 @@ def _as_ours(error: OSError | MemoryError) -> dict[str, str]:
     if isinstance(error, MemoryError):
         remedy = "stop other programs; a build can do with less --memory"
         return {"error": "MemoryLimitError", "what": "memory ran out", "where": _WHERE, "remedy": remedy}
-    remedy = "free some space, or name a --repository on another drive"
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    remedy = "free some space, or" if full else "check that the folder is there and can be written, or"
+    remedy += " name a --repository on another drive"
     what, where = f"the disk refused: {error.strerror or error}", str(error.filename or _WHERE)
-    return {"error": "BuildError", "what": what, "where": where, "remedy": remedy}
+    return {"error": "DiskError", "what": what, "where": where, "remedy": remedy}
 
 
 def end_with_the_parent() -> None:

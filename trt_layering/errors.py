@@ -6,6 +6,7 @@ LayeringError                exit status 1
 │   └── InputError           2  feeds that do not fit the model's inputs
 ├── ModelError               1  the ONNX file cannot be read, cut or prepared
 ├── BuildError               1  the build failed or its check found a wrong answer; nothing was published
+│   └── DiskError            1  the disk is full, or does not let a file be written
 ├── BudgetError              3  the budget is under the floor; carries the floor and its parts
 ├── StoreError               4  a built chain cannot be used as it is
 │   ├── NotBuiltError        4  there is no finished chain of that name
@@ -76,6 +77,10 @@ class ModelError(LayeringError):
 
 
 class BuildError(LayeringError):
+    pass
+
+
+class DiskError(BuildError):
     pass
 
 

@@ -72,6 +72,7 @@ class ShapeRange:
 
 def parse_shape(value: object) -> Shape:
     """A shape from `1x3x224x224`, `[1,3,224,224]` or a list of numbers; "" and [] are a scalar's. UsageError."""
+    given = value
     if isinstance(value, int) and not isinstance(value, bool):
         value = [value]
     if isinstance(value, str):
@@ -81,7 +82,7 @@ def parse_shape(value: object) -> Shape:
         else:
             value = re.split(r"[xX]", text) if text else []
     if not isinstance(value, Sequence) or not all(map(_is_dim, value)):
-        raise UsageError(f"{quoted(value)} is not a shape", remedy="write it like 1x3x224x224, every dim a number")
+        raise UsageError(f"{quoted(given)} is not a shape", remedy="write it like 1x3x224x224, every dim a number")
     shape = tuple(int(part) for part in value)
     if 0 in shape:
         raise UsageError(f"shape {format_shape(shape)} has a dim of zero", remedy="every dim must be above zero")

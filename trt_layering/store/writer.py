@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from trt_layering.errors import BuildError, CorruptError, ReadError
+from trt_layering.errors import BuildError, CorruptError, DiskError, ReadError
 from trt_layering.store.manifest import (
     DTYPE_BITS,
     PAGE,
@@ -319,19 +319,19 @@ def _let_go(mapping: mmap.mmap, part: Array) -> None:
 
 @contextlib.contextmanager
 def disk_errors(where: Path, needed: int | None = None) -> Iterator[None]:
-    """Turns what the disk refuses inside into BuildError; `needed` are bytes that must still fit, for its words."""
+    """Turns what the disk refuses inside into DiskError; `needed` are bytes that must still fit, for its words."""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise BuildError(
+            raise DiskError(
                 f"cannot write the chain: {error.strerror or error}",
                 where=str(error.filename or where),
                 remedy="check that the folder is there and can be written, or name another --repository",
             ) from error
         free = format_size(shutil.disk_usage(next(parent for parent in where.parents if parent.exists())).free)
         need = "" if needed is None else f": {format_size(needed)} more needed for one extent"
-        raise BuildError(
+        raise DiskError(
             f"the disk is full{need}, {free} free",
             where=str(where), remedy="free some space, or name a --repository on another drive",
         ) from error  # fmt: skip

@@ -107,6 +107,28 @@ def test_a_block_that_cannot_be_cut_names_what_it_takes_and_what_to_do(
     assert not list((tmp_path / "engines").glob("m/*"))
 
 
+def test_a_disk_that_refuses_plans_is_told_as_such(tmp_path: Path, emulation: Any) -> None:
+    home = tmp_path / "engines"
+    home.mkdir()
+    (home / ".plans").touch()
+    with pytest.raises(BuildError, match="cannot write the chain: File exists") as caught:
+        built(saved(layers(2), tmp_path / "m.onnx"), home)
+    assert "--repository" in caught.value.remedy
+    assert not list(home.glob("m/*"))
+
+
+def test_plans_that_cannot_be_removed_do_not_fail_the_build(
+    tmp_path: Path, emulation: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = tmp_path / "engines"
+    others = home / ".plans" / "others"
+    (others / "needless").mkdir(parents=True)
+    path = saved(layers(2), tmp_path / "m.onnx")
+    with caplog.at_level(logging.WARNING):
+        answers(built(path, home, **QUICK), path)
+    assert "others" in caplog.text
+
+
 def test_wrong_answers_of_a_binding_keep_it_out(
     tmp_path: Path, emulation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -221,6 +221,14 @@ def test_a_damaged_timing_cache_is_told_and_begun_anew(machine: Any, task: Any, 
     assert entries(asked) == before
 
 
+def test_a_timing_cache_that_cannot_be_kept_is_told_and_the_plan_is_there(machine: Any, task: Any) -> None:
+    asked = task("inputs")
+    Path(asked["timing_cache"]).parent.touch()
+    answer = plan_work.build(asked)
+    assert answer["nbytes"] == Path(asked["draft"]).stat().st_size > 0
+    assert any("cannot be kept" in words and "timing" in words for words in answer["said"])
+
+
 def test_a_timing_cache_that_tensorrt_refuses_is_told_and_begun_anew(machine: Any, task: Any, tmp_path: Path) -> None:
     asked = task("inputs")
     file, body = Path(asked["timing_cache"]), b"whole, and not TensorRT's"

@@ -30,7 +30,7 @@ from trt_layering.backends.tensorrt.prepare import prepare
 from trt_layering.backends.tensorrt.streamable import streamable
 from trt_layering.backends.tensorrt.trials import Case
 from trt_layering.backends.values import as_value
-from trt_layering.errors import BackendError, BuildError, LayeringError
+from trt_layering.errors import BackendError, BuildError, DiskError, LayeringError
 from trt_layering.graph.canonical import Canonical, as_inputs, canonical, save_with_weights, shaped
 from trt_layering.graph.shape_tensors import uncrossed
 from trt_layering.graph.tables import rows_input
@@ -126,9 +126,12 @@ class TensorRtBuilder:
         )
 
     def published(self) -> None:
-        """The chain has its own copies of the plans."""
+        """The chain has its own copies of the plans. Those that cannot be removed stay, which is said."""
         if self._plans is not None:
-            self._plans.prune()
+            try:
+                self._plans.prune()
+            except DiskError as error:
+                log.warning("plans that the chain has copies of stay: %s (%s)", error.what, error.where)
 
     def close(self) -> None:
         """Plans that were finished stay, for the next try."""
@@ -230,6 +233,8 @@ def _tried(blocks: Sequence[_Shaped], binding: Binding, plans: PlanBuilder, prog
         except BlockTooLarge as error:
             error.block = block.index
             return _Try((), error)
+        except DiskError:
+            raise
         except BuildError as error:
             return _Try((), error)
     progress(f"plans for {binding}", len(blocks), len(blocks))

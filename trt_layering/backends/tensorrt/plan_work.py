@@ -103,7 +103,11 @@ def _serialized(task: Task, said: list[str]) -> trt.IHostMemory:
     _check_inputs(network, task)
     config = _config(builder, network, task, said)
     data = EngineBytesFromNetwork((builder, network, parser), config=lambda *_: config)()
-    timing_cache.keep(config, Path(task.timing_cache))
+    try:
+        timing_cache.keep(config, Path(task.timing_cache))
+    except OSError as error:
+        words = f"{error.strerror or error}: {error.filename or task.timing_cache}"
+        said.append(f"the timing cache cannot be kept, so the next build takes as long as this one: {words}")
     return data
 
 
