@@ -163,7 +163,8 @@ def _first_runs(folder: Path, draft: Chain, trials: Sequence[child.Feeds]) -> tu
 
 def _on_the_device(draft: Chain, device_bytes: int, host_bytes: int, shapes: Mapping[str, Any]) -> Memory:
     """The memory of a chain at its floor, which took `device_bytes` of the GPU's memory and `host_bytes` of the
-    process's. What is allocated by us is known; the rest is TensorRT's and the driver's."""
+    process's. What is allocated by us is known; the rest is TensorRT's and the driver's. Where the processor's memory
+    is the GPU's, the driver counts the staging, too."""
     from trt_layering.runtime.activations import Packing, device_nbytes
     from trt_layering.runtime.footprint import Footprint
 
@@ -171,6 +172,8 @@ def _on_the_device(draft: Chain, device_bytes: int, host_bytes: int, shapes: Map
     packing, needs = Packing.of(draft, draft.blocks), Footprint.of(draft)
     activations = packing.nbytes + sum(device_nbytes(value) or 0 for value in packing.ends)
     known = activations + draft.tensorrt.scratch + needs.largest_block + draft.memory.slots
+    if draft.backend.fingerprint.get("memory") == "integrated":
+        known += draft.memory.staging
     return msgspec.structs.replace(
         draft.memory, activations=activations, scratch=draft.tensorrt.scratch,
         engines=max(0, device_bytes - known) + max(0, host_bytes), shapes=dict(shapes),

@@ -44,7 +44,7 @@ def publish(repository: Path, *, binding: Literal["inputs", "swap"] = "inputs", 
             "backend": Backend(name="tensorrt", version="10.3.0", fingerprint=FINGERPRINT),
             "tensorrt": TensorRt(
                 binding=binding, placement="staged", candidates=CANDIDATES,
-                ranges={value.name: SPAN for value in (X, H, Y)},
+                ranges={value.name: SPAN for value in (X, H)},
             ),
         }  # fmt: skip
         return writer.publish(chain_of(writer.extents, blocks, **(fields | changes)))
