@@ -6,6 +6,8 @@ cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/environment.sh
 source scripts/environment.sh
 
-environment test models report
-# The tests of one file stay together; more than four at once would want more memory than small machines have.
-exec "$python" -m pytest -n "$(($(nproc) < 4 ? $(nproc) : 4))" --dist loadfile "$@"
+environment test models report serve
+# The tests of one file stay together. One more at once than there are cores, since many wait for processes of their own;
+# more than four would want more memory than small machines have.
+workers=$(($(nproc) + 1))
+exec "$python" -m pytest -n "$((workers < 4 ? workers : 4))" --dist loadfile "$@"
