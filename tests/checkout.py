@@ -35,7 +35,7 @@ def lend_environment(folder: Path) -> None:
         f"#!{folder}/.venv/bin/python\nimport sys\nfrom trt_layering.cli import main\nsys.exit(main())\n"
     )
     program.chmod(0o755)
-    marks = 'source scripts/environment.sh; for x in package models report test; do fingerprint >".venv/.has-$x"; done'
+    marks = 'source scripts/environment.sh; for x in package models report serve test; do fingerprint >".venv/.has-$x"; done'
     subprocess.run(["bash", "-euc", marks], cwd=folder, check=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,7 +94,7 @@ def test_a_deployment_that_makes_no_sense(bench, config, capsys):
 
 
 def test_a_service_that_ends_at_once(bench, config, capsys, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", "/nowhere")
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
     assert bench.main(["drive", str(config), "--serve", "--seconds", "1"]) == 1
     assert "the service ended with" in capsys.readouterr().err
 
