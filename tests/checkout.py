@@ -35,7 +35,8 @@ def lend_environment(folder: Path) -> None:
         f"#!{folder}/.venv/bin/python\nimport sys\nfrom trt_layering.cli import main\nsys.exit(main())\n"
     )
     program.chmod(0o755)
-    marks = 'source scripts/environment.sh; for x in package models report serve test; do fingerprint >".venv/.has-$x"; done'
+    extras = "package models report serve test"
+    marks = f'source scripts/environment.sh; for x in {extras}; do fingerprint >".venv/.has-$x"; done'
     subprocess.run(["bash", "-euc", marks], cwd=folder, check=True)
 
 
