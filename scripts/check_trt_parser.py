@@ -1,8 +1,11 @@
+#!/usr/bin/env python3
 """Does NVIDIA's own ONNX parser take the blocks, and its builder compile them? On a machine without a GPU.
 
-    scripts/check_trt_parser.py FILE.onnx ...
-    scripts/check_trt_parser.py --model MODEL.onnx [--shape x:1x3x48x96 [--max-shape x:4x3x48x320]]
-    scripts/check_trt_parser.py --positions
+    .venv/bin/python scripts/check_trt_parser.py FILE.onnx ...
+    .venv/bin/python scripts/check_trt_parser.py --model MODEL.onnx [--shape x:1x3x48x96 [--max-shape x:4x3x48x320]]
+    .venv/bin/python scripts/check_trt_parser.py --positions
+
+MODEL.onnx is a path, or package:FOLDER/FILE as for `trt-layering build`.
 
 --model prepares and cuts the model as a build for TensorRT does and checks every different block twice: with its
 streamed weights as inputs of the engine, and with all weights constant. --positions checks what the product takes for
@@ -77,7 +80,7 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE.onnx", help="checked as they are")
-    parser.add_argument("--model", type=Path, action="append", default=[], help="a model, checked block by block")
+    parser.add_argument("--model", action="append", default=[], help="a model, checked block by block")
     parser.add_argument("--positions", action="store_true", help="check each position whose weights are streamed")
     parser.add_argument("--block-size", default="auto", help="as for a build (default: auto)")
     for flag in ("--shape", "--min-shape", "--max-shape"):
@@ -92,8 +95,10 @@ def _cases(options: argparse.Namespace, folder: Path) -> Iterator[Case]:
         if not file.is_file():
             raise Unchecked(f"there is no file {file}\n  to do: name ONNX files")
         yield Case(str(file), file.absolute(), {})
+    from trt_layering.config import resolve_model
+
     for index, model in enumerate(options.model):
-        yield from _blocks(model, options, folder / f"model-{index}")
+        yield from _blocks(resolve_model(model), options, folder / f"model-{index}")
     if options.positions:
         from trt_parser_positions import positions
 
