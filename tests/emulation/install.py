@@ -22,6 +22,8 @@ HERE = Path(__file__).resolve().parent
 SHARED = ("pycuda", "emulated_device")
 VERSIONED = ("tensorrt", "polygraphy")
 OURS = "trt_layering.backends.tensorrt."
+BOUND = {f"{OURS}{name}" for name in ("bindings", "library", "runtime", "versions")}
+"""Ours that know one TensorRT; whoever left them imported had another, perhaps."""
 
 _kept: dict[str, dict[str, ModuleType]] = {}
 
@@ -59,7 +61,7 @@ def installed(**switches: str) -> Iterator[Any]:
     before, path = dict(os.environ), list(sys.path)
     ctypes.CDLL(str(driver()))
     wanted, version = environment(**switches), switches.get("tensorrt", "")
-    outside = _take(lambda name: _package(name) in (*SHARED, *VERSIONED))
+    outside = _take(lambda name: _package(name) in (*SHARED, *VERSIONED) or name in BOUND)
     there = set(sys.modules)
     os.environ.clear()
     os.environ.update(wanted)

@@ -82,7 +82,7 @@ def test_every_wait_and_every_record_is_needed(store: Store) -> None:
         ("record", "pieces"), ("synchronize", "pieces"), ("synchronize", "close"),
     }  # fmt: skip
     for site in sorted(sites):
-        assert any(_fails(store, seed, site, set()) for seed in range(40)), f"nothing fails without {site}"
+        assert any(_fails(store, seed, site, set()) for seed in range(400)), f"nothing fails without {site}"
 
 
 def test_a_failed_read_is_told_and_the_next_sweep_is_right(store: Store) -> None:
