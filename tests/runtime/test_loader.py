@@ -265,6 +265,95 @@ def test_a_chain_without_weights_has_no_threads_to_wait_for(store: Store) -> Non
         machine.sweep(2)
 
 
+class Staging(Arena):
+    """Host memory that reads reach by way of memory of their own; `checking` is called before bytes are checked."""
+
+    staged = True
+
+    def __init__(self, size: int, checking: Callable[[int], None]) -> None:
+        super().__init__(size)
+        self._checking = checking
+
+    def landing(self, thread: int, target: int, length: int) -> Any:
+        return Landed(self, target, Arena(length))
+
+    def pieces(self, target: int, length: int) -> Iterator[memoryview]:
+        self._checking(target)
+        yield self.view(target, length)
+
+
+class Landed:
+    def __init__(self, arena: Staging, target: int, own: Arena) -> None:
+        self._arena, self._target, self._own = arena, target, own
+        self.memory = own.view(0, own.size)
+
+    def put(self) -> None:
+        self._arena.view(self._target, self._own.size)[:] = self.memory
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["read before", "read after"])
+def test_what_was_given_up_is_not_put_though_a_resident_block_finishes(tmp_path: Path, held: bool) -> None:
+    """Block 0 stays; 1 and 2 share a place. While 1 is checked its sweep is given up, and block 0 of the next finishes
+    before that check has ended: block 2, which was read or is being read, must not go over what is checked."""
+    store = Store(tmp_path, pages=[1, 1, 1])
+    once, first, second = (
+        Read(0, 0, 0, PAGE, 2, True), Read(1, 0, PAGE, PAGE, 1, False), Read(2, 0, PAGE, PAGE, 0, False)
+    )  # fmt: skip
+    schedule = Schedule(2 * PAGE, (0, PAGE, PAGE), ((once,), (first,), (second,)))
+    in_check, go_on, reading, read_on = (threading.Event() for _ in range(4))
+    checks = itertools.count()
+
+    def checking(target: int) -> None:
+        if target == PAGE and next(checks) == 0:
+            in_check.set()
+            assert go_on.wait(PATIENCE)
+
+    def preadv(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        if offset == store.extents[2].offset and not reading.is_set():
+            reading.set()
+            assert held or read_on.wait(PATIENCE)
+        return os.preadv(descriptor, buffers, offset)
+
+    arena = Staging(schedule.arena_bytes, checking)
+    file = WeightFile(store.path, direct="never", preadv=preadv)
+    options = LoaderOptions(threads=2, verify="always", direct_io="never")
+    loader = Loader(schedule, store.extents, arena, file, options)
+    loader.start()
+    try:
+        loader.wait_loaded(0)
+        assert in_check.wait(PATIENCE)
+        assert reading.wait(PATIENCE)
+        if held:
+            within(PATIENCE, lambda: _until_held(loader))
+        with loader._lock:  # a held read wakes only after both, as on a busy machine
+            loader.abandon(3)
+            loader.wait_loaded(3)
+            loader.finish(3)
+        read_on.set()
+        within(PATIENCE, lambda: _until_under_way(loader, 1))
+        go_on.set()
+        for g in (4, 5):
+            within(PATIENCE, lambda g=g: loader.wait_loaded(g))
+            assert bytes(arena.view(PAGE, PAGE)) == store.content([g % 3])
+            loader.finish(g)
+    finally:
+        for event in (go_on, read_on):
+            event.set()
+        loader.stop()
+        arena.close()
+        file.close()
+
+
+def _until_held(loader: Loader) -> None:
+    with loader._lock:
+        loader._arrived.wait_for(lambda: loader._held == 1)
+
+
+def _until_under_way(loader: Loader, count: int) -> None:
+    while loader._under_way != count:
+        os.sched_yield()
+
+
 # --------------------------------------------------------------------------------------------------------- bad drives
 
 

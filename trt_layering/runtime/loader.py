@@ -393,14 +393,16 @@ class Loader:
                     self._trace.add_slowdown(slow)
 
     def _wait_for_place(self, task: _Task) -> bool:
-        """Wait until what was read may be put to its place; whether it is still wanted."""
+        """Wait until what was read may be put to its place; whether it is still wanted. Nothing is from `abandon` on:
+        blocks that stay in memory may finish before the reads under way have ended, and then `finished` says of others
+        that they have executed, which were given up."""
         with self._lock:
             if not self._has_place(task):
                 self._held += 1
                 self._arrived.notify_all()
                 self._may_put.wait_for(lambda: self._has_place(task) or self._stopping or self._resume_at is not None)
                 self._held -= 1
-            return self._has_place(task) and not self._stopping
+            return self._has_place(task) and not self._stopping and self._resume_at is None
 
     def _counts_last(self, task: _Task) -> bool:
         """Note that a piece of a block has been put; whether it was the last that was missing."""
