@@ -38,7 +38,7 @@ def engines_take_what_the_manifest_says() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def quick_collections() -> Iterator[None]:
     """Closing a chain collects garbage; what other tests have left need not be looked through each time."""
     gc.collect()

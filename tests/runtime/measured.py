@@ -78,9 +78,9 @@ def _in_the_child(chain: Any, feeds: Any) -> dict[str, str]:
     return {"run": said, "close": "returned"}
 
 
-def peak(repository: str, name: str, mode: str, extra: int, runs: int) -> tuple[int, int]:
-    """How far the peak lies above what the process had when it had imported everything, and the budget, which is
-    `extra` more than `mode` needs."""
+def peak(repository: str, name: str, mode: str, extra: int, runs: int) -> tuple[int, int, int]:
+    """How far the peak lies above what the process had when it had imported everything, the budget, which is `extra`
+    more than `mode` needs, and the arena that the chain took of it."""
     import trt_layering.backends.onnxruntime.runtime  # noqa: F401
 
     budget = _budget(repository, name, mode) + extra
@@ -88,7 +88,8 @@ def peak(repository: str, name: str, mode: str, extra: int, runs: int) -> tuple[
     with tl.open_chain(name, repository=repository, budget=budget) as chain:
         for seed in range(runs):
             chain.run(seeded(chain.inputs, {}, seed))
-    return meter.peak_rss_bytes() - base, budget
+        arena_bytes = chain.stats()["arena_bytes"]
+    return meter.peak_rss_bytes() - base, budget, arena_bytes
 
 
 def peak_of_waves(repository: str, name: str, room: int, asked: int) -> tuple[int, int, int]:

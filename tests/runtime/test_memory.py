@@ -41,13 +41,16 @@ def where(built: Built) -> dict[str, str]:
 
 def test_the_peak_is_within_the_budget_and_8_mib(medium: Built) -> None:
     asked = [("floor", 0), ("floor", 5 * MIB), ("floor", 14 * MIB), ("arena", 0), ("resident", 0)]
-    peaks = []
+    peaks, arenas = [], []
     for mode, extra in asked:
-        peak, budget = measured.call(measured.peak, **where(medium), mode=mode, extra=extra, runs=6)
+        peak, budget, arena_bytes = measured.call(measured.peak, **where(medium), mode=mode, extra=extra, runs=6)
         assert peak <= budget + 8 * MIB, (mode, extra)
         peaks.append(peak)
+        arenas.append(arena_bytes)
     assert peaks[0] < medium.manifest.weights_bytes, "at the floor less than the weights"
-    assert peaks[2] > peaks[0] + 10 * MIB, "the arena of the larger budget must show, or nothing was measured"
+    for peak, arena_bytes in zip(peaks[1:4], arenas[1:4], strict=True):  # which a schedule need not take all of
+        assert peak - peaks[0] > arena_bytes - arenas[0] - 2 * MIB, "a larger arena must show, or nothing was measured"
+    assert arenas[3] > arenas[0] + 10 * MIB
     assert min(peaks[3:]) > medium.manifest.weights_bytes
 
 
